@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Deciding about the cluster: placement, leases, membership, routing, retention, supervision. Pure."""

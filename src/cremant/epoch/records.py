@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The records of the epoch log (design: epoch-log.md, Records). One log message each; bytes: `cremant.epoch.format`.
+
+A Spark micro-batch is an epoch. Per epoch and partition the pipeline appends row blocks, then closes the epoch with
+marks: partition 0 first, and that append decides.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+import pyarrow as pa
+
+from cremant.model.offsets import OffsetRange
+
+
+class GapReason(StrEnum):
+    EXPIRED = "expired"
+    LATEST = "resumedFromLatest"
+
+
+class RowBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of stream offsets [range.first, range.next) of one partition; filtered and rejected ones are covered, too.
+
+    `batch`: `$offset` int64, `$subRow` int32, `$ingestionTime` int64 (nullable), then the table's columns; sorted by
+    (`$offset`, `$subRow`). `content_hash` is over the batch's IPC bytes: a function of stream record and config alone.
+    """
+
+    generation: int
+    epoch: int
+    config_version: int
+    range: OffsetRange
+    rejected: int
+    filtered: int
+    max_ingestion_ms: int | None
+    timestamp_type: str
+    content_hash: str
+    batch: pa.RecordBatch
+
+    @property
+    def rows(self) -> int:
+        return int(self.batch.num_rows)
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """Stream offsets that never become rows."""
+
+    generation: int
+    range: OffsetRange
+    reason: GapReason
+
+
+class PartitionMark(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition's line of a mark. `end`: stream offset after the epoch. `rows`, `updates`: distinct ones of the
+    epoch. `stream_end` was read at `reached_at_ms` or later iff `reached` (then everything up to that time is in)."""
+
+    end: int
+    rows: int
+    updates: int = 0
+    rejected: int = 0
+    filtered: int = 0
+    max_ingestion_ms: int | None = None
+    stream_end: int = 0
+    reached_at_ms: int | None = None
+
+
+class EpochMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Closes `epoch`. The same whole vector stands in every partition; in partition 0 it commits.
+
+    `blocks_generation`: whose blocks count (a mark rolled forward by a later generation names the old one).
+    """
+
+    generation: int
+    epoch: int
+    previous: int
+    blocks_generation: int
+    config_version: int
+    partitions: tuple[PartitionMark, ...]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle table: nothing past epoch `last_closed`; at `at_ms` (taken before reading) the stream ended at `ends`."""
+
+    generation: int
+    last_closed: int
+    ends: tuple[int, ...]
+    at_ms: int
+
+
+class Fence(msgspec.Struct, frozen=True, kw_only=True):
+    """From here on only `generation` or higher is believed (E-1)."""
+
+    generation: int
+
+
+class Reset(msgspec.Struct, frozen=True, kw_only=True):
+    """Back to `epoch`: later rows and segments are dropped and consumed again."""
+
+    generation: int
+    epoch: int
+
+
+Record = RowBlock | Gap | EpochMark | Heartbeat | Fence | Reset

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The log: topics of partitions of messages, ordered by offset, replayable, appended to by many processes.
+
+Streams (what producers write) and epoch logs (what the pipeline writes) are both topics of a log. Implementations:
+`memory` (tests, simulator), `embedded` (files on one machine). All pass `tests/contract/log`.
+
+Guarantees every implementation gives:
+
+- offsets of a partition grow; they may have holes (transactions, compaction), so a reader goes on at `next_offset`;
+- an append is all or nothing, also under kill -9 of the writer, and is acknowledged only when readers can see it;
+- appends of several processes interleave only at append boundaries;
+- a topic that is deleted and created again has another `incarnation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from cremant.model.errors import WorldError
+
+Headers = tuple[tuple[str, bytes], ...]
+
+
+class TimestampType(StrEnum):
+    """Whose clock stamped the message: the log's at append, or the producer's at creation."""
+
+    LOG_APPEND = "logAppend"
+    CREATE = "create"
+
+
+class Message(NamedTuple):
+    """What a producer appends."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBatch:
+    """Consecutive messages of one partition, as columns of equal length.
+
+    `offsets` int64 ascending; `timestamps_ms` int64; `values`, `keys` nullable binary arrays; `headers` is None when no
+    message has any. `next_offset` is where to read on: past the last message and past anything invisible behind it.
+    """
+
+    offsets: np.ndarray
+    timestamps_ms: np.ndarray
+    timestamp_type: TimestampType
+    values: pa.BinaryArray
+    keys: pa.BinaryArray
+    headers: tuple[Headers, ...] | None
+    next_offset: int
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class TopicInfo(NamedTuple):
+    name: str
+    partitions: int
+    incarnation: str
+
+
+class Appended(NamedTuple):
+    """Acknowledgement: offset of the first message of the append, and the log's timestamp of it."""
+
+    first_offset: int
+    timestamp_ms: int
+
+
+class OffsetExpired(WorldError):
+    """The log no longer has `offset`; `earliest` is the first one left."""
+
+    def __init__(self, topic: str, partition: int, offset: int, earliest: int) -> None:
+        super().__init__(
+            f"topic {topic} partition {partition}: offset {offset} is gone, the earliest is {earliest}",
+            hint="retention dropped it",
+        )
+        self.earliest = earliest
+
+
+class LogReader(Protocol):
+    """Reads one partition forward. Not thread-safe; cheap to keep open."""
+
+    @property
+    def position(self) -> int:
+        """Offset that the next read starts at."""
+
+    def read(self, *, max_messages: int, max_bytes: int) -> MessageBatch | None:
+        """What is there now, at least one message if any is (even if larger than `max_bytes`); None at the end.
+        Never blocks. Raises OffsetExpired, NotFound (topic deleted or re-created), Corrupt."""
+
+    def seek(self, offset: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Log(Protocol):
+    """A set of topics. Thread-safe; safe to use from several processes where the implementation is on disk."""
+
+    def create_topic(self, topic: str, partitions: int) -> TopicInfo:
+        """Raises AlreadyExists."""
+
+    def delete_topic(self, topic: str) -> None:
+        """Raises NotFound."""
+
+    def grow_topic(self, topic: str, partitions: int) -> TopicInfo:
+        """More partitions (never fewer: Conflict)."""
+
+    def topics(self) -> list[TopicInfo]: ...
+
+    def topic(self, topic: str) -> TopicInfo:
+        """Raises NotFound."""
+
+    def append(self, topic: str, partition: int, messages: Sequence[Message]) -> Appended:
+        """All of `messages` at consecutive offsets, or none. Raises NotFound, NoResource (disk full), UserError (too
+        large)."""
+
+    def earliest(self, topic: str, partition: int) -> int: ...
+
+    def latest(self, topic: str, partition: int) -> int:
+        """Offset that the next append will get."""
+
+    def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        """First offset whose message is not older than `timestamp_ms`; `latest` if there is none."""
+
+    def reader(self, topic: str, partition: int, offset: int) -> LogReader: ...
+
+    def wait(self, positions: dict[tuple[str, int], int], timeout_s: float) -> bool:
+        """Blocks until one of the partitions has a message at or past its position (True), or the timeout (False).
+        Latency of a few ms without burning a core."""
+
+    def trim(self, topic: str, partition: int, before_offset: int) -> None:
+        """Messages below `before_offset` may go (retention by consumer position); whole files at a time."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The durable and the reported state of the cluster, and the view of it that every role works from.
+
+Durable records live in the metadata store under the keys named here. The *view* is what the controller publishes:
+durable state plus what live instances last reported. Roles act on the view declaratively: they compare it with what
+they run and reconcile, so a lost message costs one round, never correctness.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from cremant.model.offsets import Position, Watermark
+from cremant.model.schema import Schema
+from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.model.table import TableConfig
+
+
+class Role(StrEnum):
+    CONTROLLER = "controller"
+    BROKER = "broker"
+    SERVER = "server"
+    PIPELINE = "pipeline"
+
+
+# --- durable records (metadata store) -----------------------------------------------------------------------------
+
+
+def schema_key(name: str) -> str:
+    return f"/schemas/{name}"
+
+
+def table_key(raw_name: str) -> str:
+    return f"/tables/{raw_name}"
+
+
+def partition_key(raw_name: str, partition: int) -> str:
+    return f"/partitions/{raw_name}/{partition:05d}"
+
+
+def segment_key(raw_name: str, segment: str) -> str:
+    return f"/segments/{raw_name}/{segment}"
+
+
+def pipeline_key(raw_name: str) -> str:
+    return f"/pipelines/{raw_name}"
+
+
+def instance_key(instance: str) -> str:
+    return f"/instances/{instance}"
+
+
+class TableRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`config_version` grows with every change of config or schema and is pinned per batch (E-2)."""
+
+    config: TableConfig
+    table_schema: Schema
+    incarnation: str
+    config_version: int = 1
+    topic_incarnation: str = ""
+    created_ms: int = 0
+    paused: bool = False
+    enabled: bool = True
+    #: Set by DROP: everyone lets go, then the controller removes what is left.
+    dropping: bool = False
+
+
+class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One stream partition of a table: its consuming segment and the servers that replicate it.
+
+    `start_offset` is the first stream offset the table ever wanted from this partition.
+    """
+
+    partition: int
+    consuming: str
+    sequence: int
+    replicas: tuple[str, ...]
+    start_offset: int
+
+
+class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Lease and fencing of a table's pipeline. `epoch = base + batch id` of the Spark query (E-5: only grows)."""
+
+    holder: str | None = None
+    lease_until_ms: int = 0
+    generation: int = 0
+    base: int = 0
+    #: Where the checkpoint of the generation in force lives (relative to the pipeline's directory).
+    checkpoint: str = ""
+
+
+class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A process that has ever registered. Address changes with each start, the id does not."""
+
+    id: str
+    role: Role
+    host: str
+    port: int
+    tags: tuple[str, ...] = ()
+    enabled: bool = True
+
+
+# --- reports (in heartbeats; volatile) ----------------------------------------------------------------------------
+
+
+class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One segment on one server."""
+
+    table: str
+    segment: str
+    state: ReplicaState
+    checksum: str | None = None
+    rows: int = 0
+    bytes: int = 0
+    error: str | None = None
+
+
+class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds."""
+
+    table: str
+    incarnation: str
+    partition: int
+    first_offset: int
+    rows: int
+    watermark: Watermark
+    error: str | None = None
+
+
+class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One table's Spark query. `state`: waiting, starting, running, paused, backoff, failed."""
+
+    table: str
+    incarnation: str
+    state: str
+    generation: int = 0
+    epoch: int = -1
+    batch_ms: int = 0
+    rows_total: int = 0
+    rejected_total: int = 0
+    filtered_total: int = 0
+    lag_rows: int | None = None
+    restarts: int = 0
+    error: str | None = None
+
+
+class InstanceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Everything an instance says of itself in a heartbeat."""
+
+    segments: tuple[SegmentReport, ...] = ()
+    tails: tuple[TailReport, ...] = ()
+    pipelines: tuple[PipelineReport, ...] = ()
+
+
+# --- the view -----------------------------------------------------------------------------------------------------
+
+
+class LiveInstance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    id: str
+    role: Role
+    url: str
+    live: bool = True
+    #: Drawn at process start; a changed nonce is a restarted process.
+    nonce: str = ""
+
+
+class PartitionView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`consuming` is the metadata of the partition's open segment; its `start` position is where a tail begins."""
+
+    record: PartitionRecord
+    consuming: SegmentMetadata
+
+
+class TableView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One table: record, partitions, sealed segments (DONE) and, per segment, the state each server reports.
+
+    `external`: segment name -> instance id -> state. `tails`: partition (as text) -> instance id -> report.
+    """
+
+    record: TableRecord
+    partitions: tuple[PartitionView, ...]
+    segments: tuple[SegmentMetadata, ...]
+    external: dict[str, dict[str, ReplicaState]] = {}
+    tails: dict[str, dict[str, TailReport]] = {}
+    pipeline: PipelineReport | None = None
+    pipeline_record: PipelineRecord = PipelineRecord()
+
+    @property
+    def name(self) -> str:
+        return self.record.config.name
+
+
+class ClusterView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """`version` grows with every change; `(controller_nonce, version)` identifies a view for long polls."""
+
+    version: int
+    controller_nonce: str
+    instances: tuple[LiveInstance, ...] = ()
+    tables: dict[str, TableView] = {}
+
+    def instance(self, instance: str) -> LiveInstance | None:
+        for candidate in self.instances:
+            if candidate.id == instance:
+                return candidate
+        return None
+
+
+#: Re-exported so that readers of records need one import.
+__all__ = [
+    "ClusterView", "InstanceRecord", "InstanceReport", "LiveInstance", "PartitionRecord", "PartitionView",
+    "PipelineRecord", "PipelineReport", "Position", "Role", "SegmentReport", "TableRecord", "TableView", "TailReport",
+    "instance_key", "partition_key", "pipeline_key", "schema_key", "segment_key", "table_key",
+]  # fmt: skip
+
+
+def as_json(value: Any) -> Any:
+    """A struct as plain JSON values, for REST answers."""
+    return msgspec.to_builtins(value)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every bound of the system, with its arithmetic. A bound that is not here does not exist."""
+
+from __future__ import annotations
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# --- rows and messages ---
+#: One stream message. Kafka's default is 1 MiB; ours leaves room for wide JSON.
+MESSAGE_BYTES_MAX = 8 * MIB
+#: Rows of one row block: 64 Ki rows of ~100 decoded bytes are ~6 MiB, one log append.
+BLOCK_ROWS_MAX = 64 * 1024
+#: A log record: a full block of rows at 1 KiB each.
+RECORD_BYTES_MAX = 64 * MIB
+#: One body of `POST /topics/{topic}`.
+PRODUCE_BODY_BYTES_MAX = 64 * MIB
+
+# --- queries ---
+QUERY_TEXT_CHARS_MAX = 1 * MIB
+QUERY_TIMEOUT_MS = 10_000
+#: Pinot's default for every query shape.
+DEFAULT_LIMIT = 10
+#: Queries a broker or server works on at once; more wait (bounded by their deadline), then are refused with 211.
+QUERIES_RUNNING_MAX = 8
+QUERIES_WAITING_MAX = 256
+#: Rows of one answer: 10 M rows of ~100 bytes JSON are ~1 GB; beyond that a query must aggregate or page.
+ANSWER_ROWS_MAX = 10_000_000
+
+# --- cluster ---
+HEARTBEAT_MS = 500
+#: Six heartbeats: a pause of garbage collection or a busy laptop must not look like a death.
+INSTANCE_DEAD_AFTER_MS = 6 * HEARTBEAT_MS
+VIEW_POLL_MS = 10_000
+#: Renewed with each heartbeat of the pipeline; lapses after ten missed ones.
+PIPELINE_LEASE_MS = 10 * HEARTBEAT_MS
+#: A committer reports progress with its heartbeats; lapses after 30 s without any.
+COMMIT_LEASE_MS = 30_000
+INTERNAL_REQUEST_TIMEOUT_MS = 5_000
+TABLES_MAX = 1_000
+PARTITIONS_MAX = 1_024
+
+# --- restarts (supervisors) ---
+BACKOFF_FIRST_MS = 250
+BACKOFF_MAX_MS = 30_000
+
+# --- tails ---
+#: Blocks below this many rows are merged in the background.
+TAIL_MERGE_ROWS = 64 * 1024
+#: Merged batches above this size leave the heap for a mapped file: the tail is bounded by disk, not memory.
+TAIL_SPILL_BYTES = 32 * MIB
+#: Undecided rows of one server on disk; past it the tail stops with a named state instead of filling the disk.
+TAIL_DISK_BYTES_MAX = 8 * 1024 * MIB

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata of a segment: a range [start, end) of one partition's rows, consuming or sealed."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from cremant.model.offsets import Position
+
+
+class SegmentStatus(StrEnum):
+    """Pinot's words. COMMITTING: the cut is decided and durable, the rows are not yet sealed."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    COMMITTING = "COMMITTING"
+    DONE = "DONE"
+
+
+class ReplicaState(StrEnum):
+    CONSUMING = "CONSUMING"
+    ONLINE = "ONLINE"
+    OFFLINE = "OFFLINE"
+    ERROR = "ERROR"
+
+
+class StoreState(StrEnum):
+    NONE = "none"
+    PENDING = "pending"
+    STORED = "stored"
+    FAILED = "failed"
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A verified copy on a server's disk."""
+
+    checksum: str
+    verified_at_ms: int
+
+
+class ColumnRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Smallest and largest value of a numeric or string column, as JSON values; for pruning."""
+
+    min: Any
+    max: Any
+
+
+class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the cluster knows of one segment.
+
+    `start` is where its rows begin in the epoch log. `end_offset` is set once, when the cut is decided (I-1);
+    everything below it only when the segment is DONE. `checksum` is over decoded columns, `file_checksum` over
+    the Parquet bytes. `end` is where the next segment begins.
+    """
+
+    name: str
+    partition: int
+    sequence: int
+    status: SegmentStatus
+    start_offset: int
+    start: Position
+    created_ms: int
+    replicas: tuple[str, ...]
+    #: Fencing number of the commit attempt in force; every decision about the cut raises it.
+    commit_token: int = 0
+    committer: str | None = None
+    #: When the committer's lease ends (wall ms of the controller's clock).
+    lease_until_ms: int = 0
+    end_offset: int | None = None
+    end: Position | None = None
+    rows: int = 0
+    size_bytes: int = 0
+    checksum: str | None = None
+    file_checksum: str | None = None
+    min_time_ms: int | None = None
+    max_time_ms: int | None = None
+    max_ingestion_ms: int | None = None
+    last_indexed_ms: int | None = None
+    columns: dict[str, ColumnRange] = {}
+    copies: dict[str, Copy] = {}
+    store_state: StoreState = StoreState.NONE
+    store_url: str | None = None
+    schema_version: int = 0

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of a process: name, unit, default, meaning. Defaults < file < environment (`CREMANT_…`) < flags."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from cremant.model.errors import InvalidConfig
+
+
+class Setting(NamedTuple):
+    name: str
+    default: Any
+    unit: str
+    doc: str
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("data_dir", "./cremant-data", "path", "Everything a role keeps on disk."),
+    Setting("log_dir", "", "path", "Directory of the embedded log; empty = <data_dir>/log."),
+    Setting("store_dir", "", "path", "Deep store directory; empty = <data_dir>/store."),
+    Setting("host", "127.0.0.1", "address", "Address to listen on; any other than loopback needs --insecure."),
+    Setting("controller_url", "http://127.0.0.1:9000", "URL", "Where the controller listens."),
+    Setting("log_fsync", "never", "never|always", "When appends reach the disk: never = survives kill -9 of any "
+            "process but not a power cut; always = survives both, slower."),
+    Setting("log_segment_bytes", 64 * 1024 * 1024, "bytes", "Size at which a file of the embedded log is rolled."),
+    Setting("log_retention_ms", 7 * 24 * 3600 * 1000, "ms", "Age at which stream files are dropped; 0 = never."),
+    Setting("spark_master", "local[2]", "Spark master", "Where the pipeline runs its tasks."),
+    Setting("spark_driver_memory", "1g", "JVM size", "Heap of the Spark driver."),
+    Setting("pipeline_modules", "", "comma list", "Modules from which tables may name a pipeline function."),
+    Setting("query_threads", 2, "threads", "Threads that run one process's queries."),
+    Setting("query_memory_bytes", 2 * 1024 * 1024 * 1024, "bytes", "Memory of all running queries of a process."),
+)  # fmt: skip
+
+_BY_NAME = {setting.name: setting for setting in SETTINGS}
+
+
+class Settings:
+    """Resolved settings; attribute access by name, `source(name)` says where a value came from."""
+
+    def __init__(self, *layers: tuple[str, dict[str, Any]]) -> None:
+        self._values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
+        self._sources: dict[str, str] = dict.fromkeys(self._values, "default")
+        for source, layer in layers:
+            for name, value in layer.items():
+                self._set(name, value, source)
+
+    def _set(self, name: str, value: Any, source: str) -> None:
+        setting = _BY_NAME.get(name)
+        if setting is None:
+            raise InvalidConfig(f"unknown setting {name!r} from {source}", hint=f"known: {', '.join(_BY_NAME)}")
+        if isinstance(setting.default, int) and not isinstance(value, int):
+            try:
+                value = int(value)
+            except ValueError:
+                raise InvalidConfig(
+                    f"setting {name} from {source}: expected a number of {setting.unit}, found {value!r}"
+                ) from None
+        self._values[name] = value
+        self._sources[name] = source
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def source(self, name: str) -> str:
+        return self._sources[name]

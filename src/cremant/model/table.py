@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Cremant reads out of a table config: a typed view over Pinot's JSON (which is kept whole beside it)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class StartFrom(StrEnum):
+    """Where a new table begins to read (`auto.offset.reset`)."""
+
+    EARLIEST = "smallest"
+    LATEST = "largest"
+
+
+class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream of a table. `properties` are all keys as written; the rest is what they mean."""
+
+    stream_type: str
+    topic: str
+    decoder: str = "json"
+    start_from: StartFrom = StartFrom.LATEST
+    properties: dict[str, str] = {}
+
+
+class FlushConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When a consuming segment ends: whichever is met first."""
+
+    rows: int = 5_000_000
+    bytes: int = 200 * 1024 * 1024
+    time_ms: int = 6 * 3600 * 1000
+
+
+class TransformConfig(msgspec.Struct, frozen=True, kw_only=True):
+    column: str
+    function: str
+
+
+class ExpiredOffsets(StrEnum):
+    """What happens when the stream dropped rows before we read them."""
+
+    GAP = "gap"
+    STOP = "stop"
+
+
+class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Cremant's own block `cremant.pipeline` of a table config; unknown keys are refused."""
+
+    #: `package.module:function`, DataFrame -> DataFrame; only modules on the operator's allow-list.
+    function: str | None = None
+    #: Shortest length of an epoch: trades freshness for CPU.
+    min_epoch_ms: int = 0
+    #: Rows of one epoch at most (over all partitions), so catching up stays bounded in memory.
+    max_rows_per_epoch: int = 400_000
+    expired_offsets: ExpiredOffsets = ExpiredOffsets.GAP
+    #: Stop the table at the first bad record instead of dead-lettering it.
+    stop_on_bad_record: bool = False
+
+
+class CremantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The block `cremant` of a table config. Unknown keys are refused: a typo must not pass silently."""
+
+    pipeline: PipelineConfig = PipelineConfig()
+
+
+class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`raw_json` is the user's document (normalised name and type); `unrecognized` maps JSON pointers that Pinot
+    does not know to their values, as Pinot reports them."""
+
+    name: str
+    time_column: str
+    replication: int
+    stream: StreamConfig
+    flush: FlushConfig
+    retention_ms: int | None = None
+    null_handling: bool = False
+    filter_function: str | None = None
+    transforms: tuple[TransformConfig, ...] = ()
+    sorted_column: str | None = None
+    query_timeout_ms: int | None = None
+    cremant: CremantConfig = CremantConfig()
+    raw_json: dict[str, Any] = {}
+    unrecognized: dict[str, Any] = {}
+
+    @property
+    def name_with_type(self) -> str:
+        return f"{self.name}_REALTIME"
