@@ -13,6 +13,10 @@ MESSAGE_BYTES_MAX = 8 * MIB
 BLOCK_ROWS_MAX = 64 * 1024
 #: A log record: a full block of rows at 1 KiB each.
 RECORD_BYTES_MAX = 64 * MIB
+#: One append: messages that become visible together. Two full records, or a produce body with its keys.
+APPEND_BYTES_MAX = 2 * RECORD_BYTES_MAX
+#: A full append of 100-byte messages.
+APPEND_MESSAGES_MAX = 1024 * 1024
 #: One body of `POST /topics/{topic}`.
 PRODUCE_BODY_BYTES_MAX = 64 * MIB
 

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all logs share: limits of an append, names and counts of topics, building batches of columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from cremant.log.api import Headers, Message, MessageBatch, TimestampType
+from cremant.model.errors import InvalidConfig, NotFound, UserError
+from cremant.model.limits import APPEND_BYTES_MAX, APPEND_MESSAGES_MAX, PARTITIONS_MAX, RECORD_BYTES_MAX
+from cremant.model.names import check_topic_name
+
+
+def check_new_topic(topic: str, partitions: int) -> None:
+    check_topic_name(topic)
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidConfig(f"topic {topic}: expected 1 to {PARTITIONS_MAX} partitions, found {partitions}")
+
+
+def check_append(topic: str, partition: int, messages: Sequence[Message]) -> None:
+    """Raises UserError if `messages` cannot be one append. Sizes count values and keys."""
+    where = f"topic {topic} partition {partition}"
+    if not messages:
+        raise UserError(f"{where}: an append of no messages", hint="an append has at least one")
+    if len(messages) > APPEND_MESSAGES_MAX:
+        raise UserError(f"{where}: an append of {len(messages)} messages, at most {APPEND_MESSAGES_MAX} are allowed")
+    sizes = [len(m.value or b"") + len(m.key or b"") for m in messages]
+    if max(sizes) > RECORD_BYTES_MAX:
+        raise UserError(f"{where}: a message of {max(sizes)} bytes, at most {RECORD_BYTES_MAX} are allowed")
+    if sum(sizes) > APPEND_BYTES_MAX:
+        raise UserError(f"{where}: an append of {sum(sizes)} bytes, at most {APPEND_BYTES_MAX} are allowed")
+
+
+def no_such_topic(topic: str) -> NotFound:
+    return NotFound(f"topic {topic!r} does not exist", hint="`cremant topic list` shows the topics there are")
+
+
+def no_such_partition(topic: str, partition: int, partitions: int) -> NotFound:
+    return NotFound(f"topic {topic} has partitions 0 to {partitions - 1}, not {partition}")
+
+
+def recreated(topic: str, expected: str, found: str) -> NotFound:
+    return NotFound(
+        f"topic {topic} of incarnation {expected} is gone, there is another one of that name ({found}) now",
+        hint="it was deleted and created again; its offsets start anew",
+    )
+
+
+def batch_of(
+    offsets: Sequence[int],
+    timestamps_ms: Sequence[int],
+    messages: Sequence[Message],
+    next_offset: int,
+    timestamp_type: TimestampType = TimestampType.LOG_APPEND,
+) -> MessageBatch:
+    """Messages as columns."""
+    headers: tuple[Headers, ...] | None = None
+    if any(message.headers for message in messages):
+        headers = tuple(tuple(message.headers) for message in messages)
+    return MessageBatch(
+        offsets=np.asarray(offsets, dtype=np.int64),
+        timestamps_ms=np.asarray(timestamps_ms, dtype=np.int64),
+        timestamp_type=timestamp_type,
+        values=pa.array([message.value for message in messages], type=pa.binary()),
+        keys=pa.array([message.key for message in messages], type=pa.binary()),
+        headers=headers,
+        next_offset=next_offset,
+    )
