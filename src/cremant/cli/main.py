@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `cremant`: names, options and help of every command. What a command does is in the module it calls,
+imported when it runs, so that `cremant --help` costs no more than it must."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cremant import __version__
+from cremant.cli.console import fail
+from cremant.cli.options import ConfigFile, ControllerUrl, DataDir, Insecure, load_settings
+from cremant.cli.start import RoleName
+from cremant.model.errors import CremantError, InvalidConfig, UserError
+
+app = typer.Typer(
+    name="cremant",
+    help="A realtime OLAP store: events stream in, SQL answers include them a moment later.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Servers = Annotated[int, typer.Option("--servers", help="How many servers to run")]
+ControllerPort = Annotated[int, typer.Option("--controller-port", help="Port of the controller; 0 = any free port")]
+BrokerPort = Annotated[int, typer.Option("--broker-port", help="Port of the broker; 0 = any free port")]
+ServerPort = Annotated[
+    int, typer.Option("--server-port", help="Port of the first server, the next count down; 0 = any free ports")
+]
+PipelinePort = Annotated[int, typer.Option("--pipeline-port", help="Port of the pipeline; 0 = any free port")]
+Host = Annotated[
+    str | None, typer.Option("--host", help="Address to listen on [default: 127.0.0.1]", show_default=False)
+]
+LogDir = Annotated[
+    Path | None,
+    typer.Option("--log-dir", help="Directory of the embedded log [default: DATA_DIR/log]", show_default=False),
+]
+StoreDir = Annotated[
+    Path | None,
+    typer.Option("--store-dir", help="Deep store directory [default: DATA_DIR/store]", show_default=False),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"cremant {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit", callback=_version, is_eager=True)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show stack traces of errors", envvar="CREMANT_DEBUG")] = False,
+) -> None:
+    if debug:
+        os.environ["CREMANT_DEBUG"] = "1"
+
+
+@app.command()
+def up(
+    data_dir: DataDir = None,
+    servers: Servers = 2,
+    host: Host = None,
+    controller_port: ControllerPort = 9000,
+    broker_port: BrokerPort = 8099,
+    server_port: ServerPort = 8098,
+    pipeline_port: PipelinePort = 8100,
+    log_dir: LogDir = None,
+    store_dir: StoreDir = None,
+    insecure: Insecure = False,
+    json_ready: Annotated[
+        bool, typer.Option("--json-ready", help="Write one line of JSON to stdout when everything is up")
+    ] = False,
+    config: ConfigFile = None,
+) -> None:
+    """Run an empty cluster on this machine until Ctrl-C: controller, broker, servers, pipeline."""
+    from cremant.cli.plan import Ports
+    from cremant.cli.up import up as run_up
+
+    flags = {"data_dir": data_dir, "host": host, "log_dir": log_dir, "store_dir": store_dir}
+    ports = Ports(controller_port, broker_port, server_port, pipeline_port)
+    run_up(load_settings(config, flags), servers=servers, ports=ports, insecure=insecure, json_ready=json_ready)
+
+
+@app.command()
+def start(
+    role: Annotated[RoleName, typer.Argument(help="Which role")],
+    data_dir: DataDir = None,
+    port: Annotated[
+        int | None, typer.Option("--port", help="Port to listen on; 0 = any free port", show_default=False)
+    ] = None,
+    host: Host = None,
+    controller: ControllerUrl = None,
+    log_dir: LogDir = None,
+    store_dir: StoreDir = None,
+    insecure: Insecure = False,
+    values: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated")
+    ] = None,
+    config: ConfigFile = None,
+) -> None:
+    """Run one role in this process: controller, broker, server or pipeline."""
+    from cremant.cli.start import start as run_start
+
+    flags: dict[str, object] = {
+        "data_dir": data_dir,
+        "host": host,
+        "log_dir": log_dir,
+        "store_dir": store_dir,
+        "controller_url": controller or os.environ.get("CREMANT_CONTROLLER"),
+    }
+    for text in values or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidConfig(f"--set {text}: expected NAME=VALUE")
+        flags[name] = value
+    default_ports = {"controller": 9000, "broker": 8099, "server": 8098, "pipeline": 8100}
+    chosen = default_ports[role] if port is None else port
+    run_start(role, load_settings(config, flags), port=chosen, insecure=insecure)
+
+
+def run() -> None:
+    """Entry point. Errors meant for people are one line and a hint; the exit status is 2 if the request was wrong, 1 if
+    the world was."""
+    debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("CREMANT_DEBUG"))
+    try:
+        app()
+    except CremantError as error:
+        if debug:
+            raise
+        fail(error)
+        sys.exit(2 if isinstance(error, UserError) else 1)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`cremant start ROLE`: one role in this process."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import assert_never
+
+from cremant.cli.child import die_with_parent
+from cremant.model.settings import Settings
+
+
+class RoleName(StrEnum):
+    CONTROLLER = "controller"
+    BROKER = "broker"
+    SERVER = "server"
+    PIPELINE = "pipeline"
+
+
+def start(role: RoleName, settings: Settings, *, port: int, insecure: bool) -> None:
+    """Imports only what the role needs: a broker must start without Spark, a controller without DataFusion."""
+    die_with_parent()
+    match role:
+        case RoleName.CONTROLLER:
+            from cremant.controller.main import run_controller
+
+            run_controller(settings, port=port, insecure=insecure)
+        case RoleName.BROKER:
+            from cremant.broker.main import run_broker
+
+            run_broker(settings, port=port, insecure=insecure)
+        case RoleName.SERVER:
+            from cremant.server.main import run_server
+
+            run_server(settings, port=port, insecure=insecure)
+        case RoleName.PIPELINE:
+            from cremant.pipeline.main import run_pipeline
+
+            run_pipeline(settings, port=port, insecure=insecure)
+        case _:
+            assert_never(role)
