@@ -27,14 +27,32 @@ BATCH_ROWS = 128 * 1024
 
 
 def scan_type(stored: pa.DataType) -> pa.DataType:
-    """The scan form of a stored type."""
+    """The scan form of a stored type: views for strings and bytes, everything else as stored.
+
+    Measured on DataFusion 55, 10 M rows, 2 cores (ms: utf8 / dictionary / view): group by 20 values 37 / 56 / 26,
+    group by 200 k values 250 / 1773 / 157, equality filter 33 / 7 / 5, point lookup by string 10 / 101 / 3.
+    Elements of multi-value columns stay as stored: they are unnested rarely."""
+    if pa.types.is_string(stored):
+        return pa.string_view()
+    if pa.types.is_binary(stored):
+        return pa.binary_view()
     return stored
 
 
 def scan_schema(schema: Schema, *, null_handling: bool = False) -> pa.Schema:
     """Columns of a scan, in scan form."""
+    return scan_form(stored_columns(schema, null_handling=null_handling))
+
+
+def scan_form(stored: pa.Schema) -> pa.Schema:
+    """The same columns in scan form."""
+    return pa.schema([field.with_type(scan_type(field.type)) for field in stored])
+
+
+def stored_columns(schema: Schema, *, null_handling: bool = False) -> pa.Schema:
+    """Columns of a row block or of a sealed file, in stored form."""
     fields = list(ROW_COLUMNS)
-    fields += [pa.field(spec.name, scan_type(spec.arrow_type), nullable=False) for spec in schema.fields]
+    fields += [pa.field(spec.name, spec.arrow_type, nullable=False) for spec in schema.fields]
     if null_handling:
         fields += [pa.field(IS_NULL_PREFIX + spec.name, pa.bool_(), nullable=False) for spec in schema.fields]
     return pa.schema(fields)
@@ -44,8 +62,9 @@ class Alignment:
     """Brings batches that were written under older versions of a schema into its current scan form, without copying
     the columns they have. Immutable once built but for its cache of default columns; safe to share between threads."""
 
-    def __init__(self, schema: Schema, *, null_handling: bool = False) -> None:
-        self.schema = scan_schema(schema, null_handling=null_handling)
+    def __init__(self, schema: Schema, *, null_handling: bool = False, columns: pa.Schema | None = None) -> None:
+        #: `columns`, if given, replaces the scan form as the target (a subset of it, for a build).
+        self.schema = columns if columns is not None else scan_schema(schema, null_handling=null_handling)
         self._defaults = {spec.name: spec.default if spec.single_value else [spec.default] for spec in schema.fields}
         self._cache: dict[str, pa.Array] = {}
 

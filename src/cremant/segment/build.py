@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sealing: rows of a range become one Parquet file, the canonical form of a segment.
+
+Rules (segment completion design):
+
+- Same rows, same bytes: writer options, row groups and column order are fixed; nothing depends on block borders, on the
+  clock or on the machine. (The file names the writing library's version: equal bytes need equal pyarrow, equal
+  *content checksums* do not.)
+- The columns are those that the rows have: `$offset`, `$subRow`, `$ingestionTime`, then the rest by name. Rows that
+  were written before a column existed get its default. So the content depends on the rows alone, not on when a replica
+  learned of a schema change.
+- Order is (`$offset`, `$subRow`), or (sorted column, `$offset`, `$subRow`) where the table names a sorted column.
+- A file appears under its name only when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cremant.model.errors import Behind, NoResource
+from cremant.model.names import INGESTION_TIME, OFFSET, SUB_ROW
+from cremant.model.schema import Schema
+from cremant.model.segments import ColumnRange
+from cremant.segment.checksum import ContentHash, file_checksum
+from cremant.segment.layout import BATCH_ROWS, ROW_COLUMNS, Alignment, stored_columns
+from cremant.segment.stats import RangeCollector, time_range_ms
+
+PARQUET_FILE = "rows.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSpec:
+    """What a build needs to know of its table."""
+
+    schema: Schema
+    time_column: str
+    sorted_column: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A sealed file and what its metadata will say. `checksum` is over decoded columns, `file_checksum` over bytes."""
+
+    path: Path
+    rows: int
+    size_bytes: int
+    checksum: str
+    file_checksum: str
+    columns: dict[str, ColumnRange]
+    min_time_ms: int | None
+    max_time_ms: int | None
+    max_ingestion_ms: int | None
+
+
+def build_segment(directory: Path, batches: Sequence[pa.RecordBatch], spec: SegmentSpec, *, fsync: bool) -> Built:
+    """Writes `rows.parquet` into `directory` (created if needed). `batches` are the rows of exactly the range, in
+    offset order. Raises NoResource when the disk is full, Behind when `spec.schema` is older than the rows."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path, temporary = directory / PARQUET_FILE, directory / (PARQUET_FILE + ".tmp")
+    batches = [batch for batch in batches if batch.num_rows]
+    schema = stored_schema(batches, spec)
+    content, ranges = ContentHash(), RangeCollector(spec.schema)
+    rows, max_ingestion_ms = 0, None
+    try:
+        with pq.ParquetWriter(temporary, schema, **_WRITER_OPTIONS) as writer:
+            for group in _row_groups(_ordered(batches, schema, spec), schema):
+                writer.write_batch(group, row_group_size=BATCH_ROWS)
+                content.update(group)
+                ranges.add(group)
+                rows += group.num_rows
+                max_ingestion_ms = newest(max_ingestion_ms, pc.max(group.column(INGESTION_TIME)).as_py())
+        if fsync:
+            _fsync(temporary)
+        os.replace(temporary, path)
+        if fsync:
+            _fsync(directory)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise NoResource(f"cannot write {path}: {error}", hint="free disk space; the build is retried") from error
+    times = time_range_ms(ranges.ranges(), spec.schema, spec.time_column)
+    return Built(
+        path=path,
+        rows=rows,
+        size_bytes=path.stat().st_size,
+        checksum=content.hexdigest(),
+        file_checksum=file_checksum(path),
+        columns=ranges.ranges(),
+        min_time_ms=times[0] if times else None,
+        max_time_ms=times[1] if times else None,
+        max_ingestion_ms=max_ingestion_ms,
+    )
+
+
+def stored_schema(batches: Iterable[pa.RecordBatch], spec: SegmentSpec) -> pa.Schema:
+    """Columns of a segment over these rows."""
+    present = {name for batch in batches for name in batch.schema.names}
+    known = stored_columns(spec.schema, null_handling=True)
+    unknown = present - set(known.names)
+    if unknown:
+        raise Behind(
+            f"rows have columns {sorted(unknown)} that schema {spec.schema.name} does not have yet",
+            hint="a newer version of the schema is on its way; the build is retried",
+        )
+    extra = sorted(present - {field.name for field in ROW_COLUMNS})
+    return pa.schema([*ROW_COLUMNS, *(known.field(name) for name in extra)])
+
+
+#: Fixed for good: replicas compare what comes out.
+_WRITER_OPTIONS = {
+    "version": "2.6",
+    "data_page_version": "1.0",
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": True,
+    "write_statistics": True,
+    "write_page_index": False,
+    "store_schema": True,
+}
+
+
+def _ordered(batches: Sequence[pa.RecordBatch], schema: pa.Schema, spec: SegmentSpec) -> Iterator[pa.RecordBatch]:
+    alignment = Alignment(spec.schema, null_handling=True, columns=schema)
+    aligned = (alignment.align(batch) for batch in batches)
+    if spec.sorted_column is None or spec.sorted_column not in schema.names:
+        yield from aligned
+        return
+    table = pa.Table.from_batches(list(aligned), schema=schema)
+    keys = [(name, "ascending") for name in (spec.sorted_column, OFFSET, SUB_ROW)]
+    order = pc.sort_indices(table, sort_keys=keys)
+    for first in range(0, table.num_rows, BATCH_ROWS):
+        yield table.take(order.slice(first, BATCH_ROWS)).combine_chunks().to_batches()[0]
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of exactly `BATCH_ROWS` (the last one fewer), each contiguous in memory."""
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for batch in batches:
+        first = 0
+        while first < batch.num_rows:
+            part = batch.slice(first, min(BATCH_ROWS - rows, batch.num_rows - first))
+            waiting.append(part)
+            rows += part.num_rows
+            first += part.num_rows
+            if rows == BATCH_ROWS:
+                yield _contiguous(waiting, schema)
+                waiting, rows = [], 0
+    if waiting:
+        yield _contiguous(waiting, schema)
+
+
+def _contiguous(parts: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    if len(parts) == 1:
+        return parts[0]
+    return pa.Table.from_batches(parts, schema=schema).combine_chunks().to_batches()[0]
+
+
+def newest(*times_ms: int | None) -> int | None:
+    """The latest of the known times."""
+    known = [time_ms for time_ms in times_ms if time_ms is not None]
+    return max(known) if known else None
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
