@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where bytes and metadata rest: deep store and metadata store."""
+"""Where things last: the metadata store (records, compare-and-set) and the deep store (sealed segments)."""
