@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nouns that the start and the close machine share with their driver: plans, checkpoints, runs, appends.
+
+Driver's promise: every effect but the last ends in exactly one event, or in `EffectFailed`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cremant.epoch.records import Record
+
+
+class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of Spark's offset log: what a batch reads, fixed before it first runs and for all its replays.
+
+    The source's offset JSON carries all of it but the id: `{"start": [...], "end": [...], "config": 3}`. `start` is
+    the vector of the epoch before; where a partition is new, its first offset. Lengths: len(start) == len(end).
+    """
+
+    batch_id: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+    config_version: int
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Spark checkpoint directory says. `plans`: offset log, ascending, those still kept (at least the last two).
+    `committed`: highest id of the commit log, None if it is empty."""
+
+    plans: tuple[PlannedBatch, ...] = ()
+    committed: int | None = None
+
+
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """`batch_id` already is epoch `epoch`, closed; Spark runs it again for its state and commits it, no marks."""
+
+    batch_id: int
+    epoch: int
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a query needs to run: the outcome of the start protocol.
+
+    `start`: per partition, where the first new batch begins (of a fresh checkpoint: the source's initial offset).
+    `previous`: last closed epoch, 0 if none. `config_version`: for batches that are not planned yet.
+    `checkpoint`: directory name, `fresh` if it must be made; the first new batch has id `first_batch`.
+    `fence_offset`: log offset of this generation's Fence in partition 0.
+    """
+
+    generation: int
+    base: int
+    checkpoint: str
+    fresh: bool
+    first_batch: int
+    replay: Replay | None
+    start: tuple[int, ...]
+    previous: int
+    config_version: int
+    fence_offset: int
+
+    def epoch_of(self, batch_id: int) -> int:
+        """The epoch that a batch is written as."""
+        if self.replay is not None and batch_id == self.replay.batch_id:
+            return self.replay.epoch
+        return self.base + batch_id
+
+
+# --- effects of both machines ---
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Append `record` to `partition` of the epoch log and wait for the acknowledgement -> Appended."""
+
+    partition: int
+    record: Record
+
+
+class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
+    """The run ends here (no event follows). `fenced`: another generation took over, do not retry without the lease;
+    otherwise start again with backoff. `rule` names the invariant if one does not hold."""
+
+    reason: str
+    fenced: bool = False
+    rule: str = ""
+
+
+# --- events of both machines ---
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """`log_offset`: of the record in its partition."""
+
+    partition: int
+    log_offset: int
+
+
+class EffectFailed(msgspec.Struct, frozen=True):
+    """The outcome of an effect is a failure or unknown; the machine gives up, the next start sorts it out."""
+
+    reason: str
