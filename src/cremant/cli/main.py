@@ -13,7 +13,8 @@ import typer
 
 from cremant import __version__
 from cremant.cli.console import fail
-from cremant.cli.options import ConfigFile, ControllerUrl, DataDir, Insecure, load_settings
+from cremant.cli.find import find_cluster
+from cremant.cli.options import AsJson, ConfigFile, ControllerUrl, DataDir, Format, Insecure, load_settings
 from cremant.cli.start import RoleName
 from cremant.model.errors import CremantError, InvalidConfig, UserError
 
@@ -125,6 +126,138 @@ def start(
     default_ports = {"controller": 9000, "broker": 8099, "server": 8098, "pipeline": 8100}
     chosen = default_ports[role] if port is None else port
     run_start(role, load_settings(config, flags), port=chosen, insecure=insecure)
+
+
+@app.command()
+def quickstart(
+    data_dir: DataDir = None,
+    servers: Servers = 2,
+    rate: Annotated[float, typer.Option("--rate", help="Events per second of the live feed, on average")] = 300.0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the live feed")] = 1,
+    malformed: Annotated[
+        bool, typer.Option("--malformed", help="Let the feed send a malformed record now and then")
+    ] = False,
+    controller_port: ControllerPort = 9000,
+    broker_port: BrokerPort = 8099,
+    server_port: ServerPort = 8098,
+    pipeline_port: PipelinePort = 8100,
+    stop_after_s: Annotated[
+        float, typer.Option("--stop-after-s", help="Stop so many seconds after the first answer; 0 = run until Ctrl-C")
+    ] = 0.0,
+    config: ConfigFile = None,
+) -> None:
+    """Start here: a cluster with a sample table, live events, and a first answer."""
+    from cremant.cli.plan import Ports
+    from cremant.cli.quickstart import quickstart as run_quickstart
+
+    ports = Ports(controller_port, broker_port, server_port, pipeline_port)
+    run_quickstart(
+        load_settings(config, {"data_dir": data_dir}),
+        servers=servers,
+        ports=ports,
+        rate_per_s=rate,
+        seed=seed,
+        malformed=malformed,
+        stop_after_s=stop_after_s,
+    )
+
+
+@app.command(hidden=True)
+def feed(
+    topic: str,
+    log_dir: Annotated[Path, typer.Option("--log-dir")],
+    rate: Annotated[float, typer.Option("--rate")] = 300.0,
+    seed: Annotated[int, typer.Option("--seed")] = 1,
+    history_ms: Annotated[int, typer.Option("--history-ms")] = 0,
+    malformed: Annotated[bool, typer.Option("--malformed")] = False,
+) -> None:
+    """The quickstart's live feed, in a process of its own."""
+    from cremant.cli.generator import run_generator
+
+    run_generator(
+        load_settings(None, {"log_dir": log_dir}),
+        topic,
+        rate_per_s=rate,
+        seed=seed,
+        history_ms=history_ms,
+        malformed=malformed,
+    )
+
+
+topics = typer.Typer(help="Create, list and delete topics of the embedded log.", no_args_is_help=True)
+app.add_typer(topics, name="topic")
+
+
+@topics.command("create")
+def topic_create(
+    topic: str,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many partitions")] = 1,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a topic."""
+    from cremant.cli.topic import create_topic
+
+    create_topic(find_cluster(controller, data_dir), topic, partitions, as_json=as_json)
+
+
+@topics.command("list")
+def topic_list(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: AsJson = False) -> None:
+    """List the topics, with the messages they keep."""
+    from cremant.cli.topic import list_topics
+
+    list_topics(find_cluster(controller, data_dir), as_json=as_json)
+
+
+@topics.command("delete")
+def topic_delete(
+    topic: str, data_dir: DataDir = None, controller: ControllerUrl = None, as_json: AsJson = False
+) -> None:
+    """Delete a topic and its messages."""
+    from cremant.cli.topic import delete_topic
+
+    delete_topic(find_cluster(controller, data_dir), topic, as_json=as_json)
+
+
+@app.command()
+def produce(
+    topic: str,
+    source: Annotated[str, typer.Argument(metavar="FILE|-", help="A file of JSON lines, or - for stdin")],
+    keyed: Annotated[
+        bool, typer.Option("--keyed", help='Lines are {"key": ..., "value": ...}; a key decides the partition')
+    ] = False,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Append JSON lines to a topic; prints the offsets per partition."""
+    from cremant.cli.topic import produce as run_produce
+
+    run_produce(find_cluster(controller, data_dir), topic, source, keyed=keyed, as_json=as_json)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="One SQL query")],
+    form: Annotated[Format, typer.Option("--format", "-f", help="How to print the answer")] = Format.TABLE,
+    options: Annotated[str, typer.Option("--options", help="Query options, as in 'timeoutMs=2000;trace=true'")] = "",
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ask one query; --json is short for --format json."""
+    from cremant.cli.sql import sql as run_sql
+
+    run_sql(find_cluster(controller, data_dir), query, form=Format.JSON if as_json else form, options=options)
+
+
+@app.command()
+def status(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: AsJson = False) -> None:
+    """Show roles, tables, partitions, segments and lag."""
+    from cremant.cli.status import status as run_status
+
+    run_status(find_cluster(controller, data_dir), as_json=as_json)
 
 
 def run() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer as JSON, for progra
 _PREFIX = "CREMANT_"
 #: Variables with the prefix that are not settings.
 _OTHER_VARIABLES = {"CREMANT_CONFIG", "CREMANT_CONTROLLER", "CREMANT_BROKER", "CREMANT_DEBUG", "CREMANT_PARENT_PID"}
+
+
+class Format(StrEnum):
+    """How `cremant sql` prints an answer."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    ARROW = "arrow"
 
 
 def load_settings(

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`cremant topic` and `cremant produce`: the embedded log directly where its directory is on this machine (also while
+no controller runs), else over HTTP."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.table import Table
+
+from cremant.cli.client import Client
+from cremant.cli.console import out, say, write_json
+from cremant.cli.find import Target
+from cremant.log.api import Log
+from cremant.log.embedded import EmbeddedLog
+from cremant.log.produce import BATCH_LINES, produce_lines
+from cremant.model.errors import InvalidConfig, NotFound
+from cremant.model.limits import MIB, PARTITIONS_MAX
+from cremant.model.names import check_topic_name
+from cremant.model.offsets import OffsetRange
+
+#: Lines sent over HTTP in one request: far below PRODUCE_BODY_BYTES_MAX.
+_BODY_BYTES = 8 * MIB
+
+
+@contextmanager
+def _local_log(target: Target) -> Iterator[Log | None]:
+    if target.log_dir is None:
+        yield None
+        return
+    log = EmbeddedLog(target.log_dir)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def create_topic(target: Target, topic: str, partitions: int, *, as_json: bool) -> None:
+    check_topic_name(topic)
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        raise InvalidConfig(f"--partitions {partitions}: expected 1 to {PARTITIONS_MAX}")
+    with _local_log(target) as log:
+        if log is not None:
+            log.create_topic(topic, partitions)
+        else:
+            with Client(target.controller) as client:
+                client.create_topic(topic, partitions)
+    if as_json:
+        write_json({"topic": topic, "partitions": partitions})
+    else:
+        say(f"topic [bold]{topic}[/] created, {partitions} partition{'s' if partitions > 1 else ''}")
+
+
+def delete_topic(target: Target, topic: str, *, as_json: bool) -> None:
+    with _local_log(target) as log:
+        if log is not None:
+            log.delete_topic(topic)
+        else:
+            with Client(target.controller) as client:
+                client.delete_topic(topic)
+    if as_json:
+        write_json({"topic": topic, "deleted": True})
+    else:
+        say(f"topic [bold]{topic}[/] deleted")
+
+
+def list_topics(target: Target, *, as_json: bool) -> None:
+    topics = _described(target)
+    if as_json:
+        write_json({"topics": topics})
+        return
+    table = Table("topic", "partitions", "messages", box=None, header_style="bold", pad_edge=False)
+    for topic in topics:
+        table.add_row(topic["name"], str(topic["partitions"]), f"{topic.get('messages', ''):,}")
+    out.print(table if topics else "no topics")
+
+
+def _described(target: Target) -> list[dict[str, Any]]:
+    with _local_log(target) as log:
+        if log is None:
+            with Client(target.controller) as client:
+                return client.topics()
+        described = []
+        for info in sorted(log.topics()):
+            kept = sum(log.latest(info.name, p) - log.earliest(info.name, p) for p in range(info.partitions))
+            described.append({"name": info.name, "partitions": info.partitions, "messages": kept})
+        return described
+
+
+def produce(target: Target, topic: str, source: str, *, keyed: bool, as_json: bool) -> None:
+    """`source` is a file or `-`. Prints what was appended: offsets per partition."""
+    try:
+        stream: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise NotFound(f"cannot read {source}: {error.strerror}") from error
+    with stream, _local_log(target) as log:
+        if log is not None:
+            produced = produce_lines(log, topic, stream, keyed=keyed)
+            ranges, messages = produced.ranges, produced.messages
+        else:
+            with Client(target.controller, timeout_s=120.0) as client:
+                ranges, messages = _produce_over_http(client, topic, stream, keyed=keyed)
+    if as_json:
+        write_json({"topic": topic, "messages": messages, "offsets": offsets_json(ranges)})
+        return
+    for partition in sorted(ranges):
+        spans = ", ".join(f"{first}..{following - 1}" for first, following in _joined(ranges[partition]))
+        out.print(f"{topic} partition {partition}: offsets {spans}")
+    say(f"{messages:,} message{'s' if messages != 1 else ''} appended")
+
+
+def offsets_json(ranges: dict[int, list[OffsetRange]]) -> dict[str, list[list[int]]]:
+    """Per partition the half-open offset ranges, neighbours joined."""
+    return {str(partition): [list(span) for span in _joined(ranges[partition])] for partition in sorted(ranges)}
+
+
+def _joined(ranges: list[OffsetRange]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for span in ranges:
+        if joined and joined[-1][1] == span.first:
+            joined[-1] = (joined[-1][0], span.next)
+        else:
+            joined.append((span.first, span.next))
+    return joined
+
+
+def _produce_over_http(
+    client: Client, topic: str, lines: Iterable[bytes], *, keyed: bool
+) -> tuple[dict[int, list[OffsetRange]], int]:
+    ranges: dict[int, list[OffsetRange]] = {}
+    messages = 0
+    for body in _bodies(lines):
+        answer = client.produce(topic, body, keyed=keyed)
+        messages += int(answer["messages"])
+        for partition, spans in answer["offsets"].items():
+            ranges.setdefault(int(partition), []).extend(OffsetRange(first, following) for first, following in spans)
+    return ranges, messages
+
+
+def _bodies(lines: Iterable[bytes]) -> Iterator[bytes]:
+    parts: list[bytes] = []
+    size = 0
+    for line in lines:
+        parts.append(line if line.endswith(b"\n") else line + b"\n")
+        size += len(line)
+        if size >= _BODY_BYTES or len(parts) >= BATCH_LINES:
+            yield b"".join(parts)
+            parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
