@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deciding about the cluster: placement, leases, membership, routing, retention, supervision. Pure."""
+"""Deciding for the cluster: placement, leases, membership, derived states, retention. Pure functions, no clock."""

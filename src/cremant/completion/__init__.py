@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deciding how a segment ends: the controller's half as a pure machine."""
+"""Deciding how a consuming segment ends. Pure machines."""

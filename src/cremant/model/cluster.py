@@ -63,6 +63,9 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     topic_incarnation: str = ""
     created_ms: int = 0
     paused: bool = False
+    #: Who or what paused or resumed it last, and when; 0 = never.
+    pause_comment: str = ""
+    pause_changed_ms: int = 0
     enabled: bool = True
     #: Set by DROP: everyone lets go, then the controller removes what is left.
     dropping: bool = False
@@ -116,6 +119,8 @@ class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     rows: int = 0
     bytes: int = 0
     error: str | None = None
+    #: Grows while this replica builds or uploads the segment: the committer's lease lasts while it does.
+    progress: int = 0
 
 
 class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -17,6 +17,10 @@ RECORD_BYTES_MAX = 64 * MIB
 APPEND_BYTES_MAX = 2 * RECORD_BYTES_MAX
 #: A full append of 100-byte messages.
 APPEND_MESSAGES_MAX = 1024 * 1024
+#: An index entry of the embedded log per this many bytes: finding an offset reads at most twice that much.
+LOG_INDEX_EVERY_BYTES = 64 * KIB
+#: How often a writer of a partition looks for files that retention drops.
+LOG_RETENTION_CHECK_MS = 30_000
 #: One body of `POST /topics/{topic}`.
 PRODUCE_BODY_BYTES_MAX = 64 * MIB
 
@@ -40,6 +44,8 @@ VIEW_POLL_MS = 10_000
 PIPELINE_LEASE_MS = 10 * HEARTBEAT_MS
 #: A committer reports progress with its heartbeats; lapses after 30 s without any.
 COMMIT_LEASE_MS = 30_000
+#: Each time a commit is taken over, the next lease is twice as long, up to half an hour.
+COMMIT_LEASE_MAX_MS = 30 * 60 * 1000
 INTERNAL_REQUEST_TIMEOUT_MS = 5_000
 TABLES_MAX = 1_000
 PARTITIONS_MAX = 1_024
@@ -55,3 +61,10 @@ TAIL_MERGE_ROWS = 64 * 1024
 TAIL_SPILL_BYTES = 32 * MIB
 #: Undecided rows of one server on disk; past it the tail stops with a named state instead of filling the disk.
 TAIL_DISK_BYTES_MAX = 8 * 1024 * MIB
+
+# --- epoch log readers ---
+#: Closed epochs that a reader can go back to on a Reset: at two epochs a second half an hour, ~200 bytes each.
+EPOCHS_REMEMBERED = 4_096
+#: Content hashes of unclosed blocks that a reader compares: more than any epoch has (an epoch of 64 Ki full blocks would
+#: be 4 G rows); ~200 bytes each, so 13 MB at the very most.
+UNCLOSED_BLOCKS_MAX = 64 * 1024

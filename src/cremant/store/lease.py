@@ -36,12 +36,15 @@ def term_key(name: str) -> str:
     return f"/terms/{name}"
 
 
-def lead(store: MetadataStore, name: str, holder: str, *, now_ms: int, lease_ms: int) -> Leadership | None:
-    """Takes or renews the leadership `name`; None while another holder's lease runs, or when the race was lost."""
+def lead(
+    store: MetadataStore, name: str, holder: str, *, now_ms: int, lease_ms: int, take_over: bool = False
+) -> Leadership | None:
+    """Takes or renews the leadership `name`; None while another holder's lease runs, or when the race was lost.
+    `take_over`: the caller has proven that the present holder's process is gone."""
     lease_entry, term_entry = store.get(lease_key(name)), store.get(term_key(name))
     lease = msgspec.json.decode(lease_entry.value, type=LeaseRecord) if lease_entry else None
     term = int(term_entry.value) if term_entry else 0
-    if lease is not None and lease.holder != holder and lease.until_ms > now_ms:
+    if lease is not None and lease.holder != holder and lease.until_ms > now_ms and not take_over:
         return None
     renewing = lease is not None and lease.holder == holder and term_entry is not None
     until_ms = now_ms + lease_ms

@@ -18,8 +18,8 @@ from cremant.model.errors import Conflict, InvariantViolation, PeerError
 
 #: Changes a store remembers for watchers; past that they list again. 100 k rows of ~100 bytes are 10 MB.
 HISTORY_MAX = 100_000
-#: Updates of one commit: a new table of PARTITIONS_MAX partitions writes two records each, and its own.
-UPDATES_MAX = 4 * 1024
+#: Updates of one commit: dropping a table removes all its records at once, 1,024 partitions of 100 segments.
+UPDATES_MAX = 128 * 1024
 
 
 class Entry(NamedTuple):
