@@ -1,30 +1,270 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pinot's table config JSON, read and written. Unknown keys are kept and listed; what would change answers is refused."""
+"""Pinot's table config JSON, read and written. Unknown keys are kept and listed.
+
+What is known but would change answers and is not built (upsert, dedup, roll-up, unnesting, ...) is refused by name;
+what only changes how Pinot stores data (indexes, tenants, tiers) is tolerated. Lists: `cremant.model.table_keys`.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from cremant.model.schema import Schema
-from cremant.model.table import TableConfig
+import msgspec
+
+from cremant.model.errors import Conflict, InvalidConfig
+from cremant.model.names import check_table_name, raw_table_name
+from cremant.model.schema import FieldType, Schema
+from cremant.model.stream_json import find_stream, parse_flush, parse_stream
+from cremant.model.table import CremantConfig, TableConfig, TransformConfig
+from cremant.model.table_keys import ECHO_DEFAULTS, INDEX_COLUMN_LISTS, find_unrecognized, without_unrecognized
+from cremant.model.timeformat import parse_unit_ms
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_TRUE = (True, "true", "TRUE", "True")
 
 
 def parse_table(document: Any) -> TableConfig:
     """The typed config; `unrecognized` lists by JSON pointer what Pinot does not know. Raises InvalidConfig."""
-    raise NotImplementedError
+    if not isinstance(document, dict):
+        raise InvalidConfig(f"a table config is a JSON object, found {type(document).__name__}")
+    written = document.get("tableName")
+    if not isinstance(written, str) or not written:
+        raise InvalidConfig("table config: 'tableName' is mandatory")
+    name = check_table_name(raw_table_name(written))
+    for section in ("segmentsConfig", "tenants", "tableIndexConfig", "ingestionConfig", "metadata", "query"):
+        _section(document, section)
+    _check_type(document, name)
+    _refuse_unsupported(document)
+    segments = _section(document, "segmentsConfig")
+    time_column = segments.get("timeColumnName")
+    if not isinstance(time_column, str) or not time_column:
+        raise InvalidConfig(
+            f"table {name}: 'timeColumnName' cannot be null in a REALTIME table config",
+            hint="set segmentsConfig.timeColumnName to a dateTimeFieldSpecs column of the schema",
+        )
+    properties, stream_at = find_stream(document)
+    index = _section(document, "tableIndexConfig")
+    ingestion = _section(document, "ingestionConfig")
+    return TableConfig(
+        name=name,
+        time_column=time_column,
+        replication=_replication(segments),
+        stream=parse_stream(properties, stream_at),
+        flush=parse_flush(properties, stream_at),
+        retention_ms=_retention_ms(segments),
+        null_handling=index.get("nullHandlingEnabled") in _TRUE,
+        filter_function=_filter(ingestion),
+        transforms=_transforms(ingestion),
+        sorted_column=_sorted_column(index),
+        query_timeout_ms=_query_timeout_ms(document),
+        cremant=_cremant(document),
+        raw_json={**document, "tableName": f"{name}_REALTIME", "tableType": "REALTIME"},
+        unrecognized=find_unrecognized(document),
+    )
+
+
+def _section(document: dict[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidConfig(f"table config: /{key} must be an object, found {type(value).__name__}")
+    return value
+
+
+def _check_type(document: dict[str, Any], name: str) -> None:
+    kind = document.get("tableType")
+    if kind is None:
+        raise InvalidConfig(f"table {name}: 'tableType' is mandatory", hint="REALTIME")
+    text = str(kind).upper()
+    if text == "OFFLINE":
+        raise InvalidConfig(f"table {name}: tableType OFFLINE is not supported by this version", hint="use REALTIME")
+    if text != "REALTIME":
+        raise InvalidConfig(f"table {name}: unknown tableType {kind!r}", hint="REALTIME")
+    suffix = str(document["tableName"]).rpartition("_")[2]
+    if suffix == "OFFLINE":
+        raise InvalidConfig(f"table name {document['tableName']!r} contradicts tableType REALTIME")
+
+
+def _refuse_unsupported(document: dict[str, Any]) -> None:
+    """What would change answers and is not built; silence would be a wrong answer later."""
+    ingestion = _section(document, "ingestionConfig")
+    stream = _section(ingestion, "streamIngestionConfig")
+    index = _section(document, "tableIndexConfig")
+    upsert = _section(document, "upsertConfig")
+    dedup = _section(document, "dedupConfig")
+    refused = {
+        "/upsertConfig": bool(upsert) and str(upsert.get("mode", "FULL")).upper() != "NONE",
+        "/dedupConfig": bool(dedup) and dedup.get("dedupEnabled", True) in _TRUE,
+        "/dimensionTableConfig": bool(document.get("dimensionTableConfig")),
+        "/isDimTable": document.get("isDimTable") in _TRUE,
+        "/tableIndexConfig/aggregateMetrics": index.get("aggregateMetrics") in _TRUE,
+        "/ingestionConfig/aggregationConfigs": bool(ingestion.get("aggregationConfigs")),
+        "/ingestionConfig/complexTypeConfig": bool(ingestion.get("complexTypeConfig")),
+        "/ingestionConfig/enrichmentConfigs": bool(ingestion.get("enrichmentConfigs")),
+        "/ingestionConfig/schemaConformingTransformerConfig": bool(ingestion.get("schemaConformingTransformerConfig")),
+        "/ingestionConfig/schemaConformingTransformerV2Config": bool(
+            ingestion.get("schemaConformingTransformerV2Config")
+        ),
+        "/ingestionConfig/rowTimeValueCheck": ingestion.get("rowTimeValueCheck") in _TRUE,
+        "/ingestionConfig/streamIngestionConfig/pauselessConsumptionEnabled": stream.get("pauselessConsumptionEnabled")
+        in _TRUE,
+    }
+    for pointer, is_refused in refused.items():
+        if is_refused:
+            raise InvalidConfig(
+                f"table {document.get('tableName')}: {pointer.rpartition('/')[2]} is not supported by this version "
+                f"(at {pointer})",
+                hint="remove it: ignoring it would change what queries answer",
+            )
+
+
+def _replication(segments: dict[str, Any]) -> int:
+    for key in ("replicasPerPartition", "replication"):
+        text = str(segments.get(key) or "").strip()
+        if text:
+            if not text.isdigit() or not 1 <= int(text) <= 100:
+                raise InvalidConfig(f"/segmentsConfig/{key}: expected a number of 1 or more, found {text!r}")
+            return int(text)
+    return 1
+
+
+def _retention_ms(segments: dict[str, Any]) -> int | None:
+    unit, value = (str(segments.get(f"retentionTime{part}") or "").strip() for part in ("Unit", "Value"))
+    if not unit or not value:
+        return None
+    unit_ms = parse_unit_ms(unit, "/segmentsConfig/retentionTimeUnit")
+    if not value.isdigit() or int(value) == 0:
+        raise InvalidConfig(f"/segmentsConfig/retentionTimeValue: expected a positive number, found {value!r}")
+    return int(int(value) * unit_ms)
+
+
+def _filter(ingestion: dict[str, Any]) -> str | None:
+    text = _section(ingestion, "filterConfig").get("filterFunction")
+    if text is not None and not isinstance(text, str):
+        raise InvalidConfig(f"/ingestionConfig/filterConfig/filterFunction: expected text, found {text!r}")
+    return text or None
+
+
+def _transforms(ingestion: dict[str, Any]) -> tuple[TransformConfig, ...]:
+    transforms = []
+    for at, item in enumerate(ingestion.get("transformConfigs") or []):
+        column, function = (
+            (item.get("columnName"), item.get("transformFunction")) if isinstance(item, dict) else (None, None)
+        )
+        if not isinstance(column, str) or not column or not isinstance(function, str) or not function:
+            raise InvalidConfig(
+                f"/ingestionConfig/transformConfigs/{at}: columnName and transformFunction are both needed"
+            )
+        if any(other.column == column for other in transforms):
+            raise InvalidConfig(f"Duplicate transform config found for column '{column}'")
+        transforms.append(TransformConfig(column=column, function=function))
+    return tuple(transforms)
+
+
+def _sorted_column(index: dict[str, Any]) -> str | None:
+    value = index.get("sortedColumn")
+    columns = [value] if isinstance(value, str) else list(value or [])
+    if len(columns) > 1:
+        raise InvalidConfig(f"/tableIndexConfig/sortedColumn: at most one column, found {columns}")
+    return columns[0] if columns and columns[0] else None
+
+
+def _query_timeout_ms(document: dict[str, Any]) -> int | None:
+    value = _section(document, "query").get("timeoutMs")
+    if value is None:
+        return None
+    if not str(value).isdigit() or int(value) <= 0:
+        raise InvalidConfig(f"/query/timeoutMs: expected a positive number of ms, found {value!r}")
+    return int(value)
+
+
+def _cremant(document: dict[str, Any]) -> CremantConfig:
+    try:
+        config = msgspec.convert(document.get("cremant") or {}, CremantConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidConfig(f"table config, block 'cremant': {error}") from error
+    pipeline = config.pipeline
+    if pipeline.min_epoch_ms < 0 or pipeline.max_rows_per_epoch < 1:
+        raise InvalidConfig("cremant.pipeline: minEpochMs must be 0 or more and maxRowsPerEpoch 1 or more")
+    if pipeline.function is not None and not _FUNCTION.fullmatch(pipeline.function):
+        raise InvalidConfig(f"cremant.pipeline.function: {pipeline.function!r} is not of the form package.module:name")
+    return config
 
 
 def table_to_json(config: TableConfig) -> dict[str, Any]:
-    """As Pinot echoes it: the user's keys in Pinot's order, with the defaults Pinot adds, without unrecognized ones."""
-    raise NotImplementedError
+    """As Pinot echoes it: the user's keys, with the defaults Pinot adds, without unrecognized ones."""
+    known = without_unrecognized(config.raw_json)
+    document: dict[str, Any] = {"tableName": config.name_with_type, "tableType": "REALTIME"}
+    for section in ("segmentsConfig", "tenants", "tableIndexConfig"):
+        document[section] = ECHO_DEFAULTS[section] | known.get(section, {})
+    document["metadata"] = known.get("metadata", {})
+    document["ingestionConfig"] = ECHO_DEFAULTS["ingestionConfig"] | known.get("ingestionConfig", {})
+    if "streamIngestionConfig" in document["ingestionConfig"]:
+        document["ingestionConfig"] |= {
+            "streamIngestionConfig": ECHO_DEFAULTS["streamIngestionConfig"]
+            | document["ingestionConfig"]["streamIngestionConfig"]
+        }
+    if "ingestionConfig" not in known:
+        del document["ingestionConfig"]
+    return document | {"isDimTable": False} | {key: value for key, value in known.items() if key not in document}
 
 
 def validate_table(config: TableConfig, schema: Schema) -> None:
     """Checks the config against its schema (time column, index and transform columns). Raises InvalidConfig. Whether
     transform and filter expressions can run is checked by `cremant.ingest.plan.compile_ingest`."""
-    raise NotImplementedError
+    if schema.name != config.name:
+        raise InvalidConfig(f"Schema name: {schema.name} does not match table name: {config.name}")
+    time_field = schema.field(config.time_column)
+    if time_field is None or time_field.field_type is not FieldType.DATE_TIME:
+        raise InvalidConfig(
+            f"Cannot find valid fieldSpec for timeColumn: {config.time_column} from the table config: "
+            f"{config.name_with_type}, in the schema: {schema.name}"
+        )
+    index = _section(config.raw_json, "tableIndexConfig")
+    for key in INDEX_COLUMN_LISTS:
+        value = index.get(key) or []
+        for column in [value] if isinstance(value, str) else value:
+            if column and schema.field(column) is None:
+                raise InvalidConfig(
+                    f"Column Name {column} defined in {key} must be a valid column defined in the schema"
+                )
+    if config.sorted_column is not None:
+        sorted_field = schema.field(config.sorted_column)
+        if sorted_field is not None and not sorted_field.single_value:
+            raise InvalidConfig(f"sorted column {config.sorted_column} must be single-value")
+    for spec in schema.fields:
+        if re.match(r"__(key$|header\$|metadata\$)", spec.name):
+            raise InvalidConfig(
+                f"column {spec.name}: message keys, headers and metadata as columns are not supported by this version"
+            )
+    for transform in config.transforms:
+        if schema.field(transform.column) is None and not _feeds_another(transform, config.transforms):
+            raise InvalidConfig(
+                f"The destination column '{transform.column}' of the transform function must be present in the schema "
+                "or as a source column for another transform function"
+            )
+
+
+def _feeds_another(transform: TransformConfig, others: tuple[TransformConfig, ...]) -> bool:
+    word = re.compile(rf"(?<![\w$]){re.escape(transform.column)}(?![\w$])")
+    return any(word.search(other.function) for other in others if other is not transform)
 
 
 def check_update(old: TableConfig, new: TableConfig) -> None:
     """What may change on a live table. Raises Conflict (the stream and its topic may not) or InvalidConfig."""
-    raise NotImplementedError
+    if old.name != new.name:
+        raise InvalidConfig(f"Request table {old.name} does not match table name in the body {new.name}")
+    fixed = (
+        ("stream type", old.stream.stream_type, new.stream.stream_type),
+        ("stream topic", old.stream.topic, new.stream.topic),
+        ("time column", old.time_column, new.time_column),
+        ("nullHandlingEnabled", old.null_handling, new.null_handling),
+    )
+    for what, before, after in fixed:
+        if before != after:
+            raise Conflict(
+                f"table {old.name}: {what} cannot change from {before!r} to {after!r} while the table exists",
+                hint="create another table, or drop this one first",
+            )
