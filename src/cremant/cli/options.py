@@ -34,7 +34,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Answer as JSON, for progra
 
 _PREFIX = "CREMANT_"
 #: Variables with the prefix that are not settings.
-_OTHER_VARIABLES = {"CREMANT_CONFIG", "CREMANT_CONTROLLER", "CREMANT_BROKER", "CREMANT_DEBUG", "CREMANT_PARENT_PID"}
+_OTHER_VARIABLES = {
+    "CREMANT_CONFIG",
+    "CREMANT_CONTROLLER",
+    "CREMANT_BROKER",
+    "CREMANT_DEBUG",
+    "CREMANT_PARENT_PID",
+    "CREMANT_VENV",
+}
 
 
 class Format(StrEnum):
