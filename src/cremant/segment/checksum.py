@@ -55,12 +55,12 @@ def content_checksum(batches: Iterable[pa.RecordBatch]) -> str:
 
 
 def file_checksum(path: Path) -> str:
-    """Hash of a file's bytes."""
-    running = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    """Hash of a file's bytes, in the deep store's spelling."""
+    running = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_READ_BYTES):
             running.update(chunk)
-    return running.hexdigest()
+    return f"sha256:{running.hexdigest()}"
 
 
 class _ColumnHash:

@@ -158,8 +158,17 @@ def slice_from(batches: tuple[pa.RecordBatch, ...], from_offset: int, until: int
         if count == batch.num_rows:
             kept.append(batch)
         elif count:
-            kept.append(batch.filter(inside))
+            kept.append(_filter(batch, inside))
     return tuple(kept)
+
+
+def _filter(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
+    """pyarrow has no filter for views: through the plain form and back."""
+    plain = [pa.string() if pa.types.is_string_view(kind) else kind for kind in batch.schema.types]
+    plain = [pa.binary() if pa.types.is_binary_view(kind) else kind for kind in plain]
+    columns = [column.cast(kind).filter(mask) for column, kind in zip(batch.columns, plain, strict=True)]
+    back = [column.cast(kind) for column, kind in zip(columns, batch.schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(back, schema=batch.schema)
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
