@@ -50,6 +50,18 @@ INTERNAL_REQUEST_TIMEOUT_MS = 5_000
 TABLES_MAX = 1_000
 PARTITIONS_MAX = 1_024
 
+# --- pipeline ---
+#: Rows of one epoch at the very most, whatever a table asks for: 10 M rows of ~100 bytes pass through as 160 blocks.
+EPOCH_ROWS_MAX = 10_000_000
+#: Samples per row block that go to the dead-letter topic: enough to see a pattern, little enough to never matter.
+DEAD_LETTERS_PER_BLOCK_MAX = 16
+#: An idle table says so this often; its freshness is at most this plus a poll of the server.
+PIPELINE_IDLE_MS = 250
+#: Five renewals per lease (PIPELINE_LEASE_MS): four may be lost.
+PIPELINE_RENEW_MS = 1_000
+#: How long a stop waits for the epoch in flight before it interrupts it (it is replayed then).
+PIPELINE_STOP_MS = 5_000
+
 # --- restarts (supervisors) ---
 BACKOFF_FIRST_MS = 250
 BACKOFF_MAX_MS = 30_000
@@ -63,8 +75,8 @@ TAIL_SPILL_BYTES = 32 * MIB
 TAIL_DISK_BYTES_MAX = 8 * 1024 * MIB
 
 # --- epoch log readers ---
-#: Closed epochs that a reader can go back to on a Reset: at two epochs a second half an hour, ~200 bytes each.
+#: Closed epochs that a reader or a start can go back to on a Reset: at two epochs a second half an hour, ~200 bytes each.
 EPOCHS_REMEMBERED = 4_096
-#: Content hashes of unclosed blocks that a reader compares: more than any epoch has (an epoch of 64 Ki full blocks would
-#: be 4 G rows); ~200 bytes each, so 13 MB at the very most.
+#: Content hashes of unclosed blocks that a reader compares: more than any epoch has (64 Ki full blocks would be 4 G
+#: rows); ~200 bytes each, so 13 MB at the very most.
 UNCLOSED_BLOCKS_MAX = 64 * 1024

@@ -57,6 +57,11 @@ def epoch_topic(table: str, incarnation: str) -> str:
     return f"epochs.{raw_table_name(table)}.{incarnation}"
 
 
+def is_epoch_topic(topic: str) -> bool:
+    """Epoch logs are kept until their consumers are past them, whatever the retention of streams is."""
+    return topic.startswith("epochs.")
+
+
 def dead_letter_topic(table: str, incarnation: str) -> str:
     return f"dead-letters.{raw_table_name(table)}.{incarnation}"
 
