@@ -12,7 +12,7 @@
         28     4  CRC-32 of the body
         32     8  length of the body
         40     4  CRC-32 of bytes [0, 40) and meta
-        44        meta: MessagePack map; then zeros up to a multiple of 64
+        44        meta: MessagePack map; zeros up to a multiple of 64; no body, then nothing
                   body: Arrow IPC stream of one record batch (row blocks only)
 
 All versions ever written are read (golden files: tests/golden/epoch), only the newest is written. `peek` reads head
@@ -25,15 +25,17 @@ import hashlib
 import struct
 import zlib
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cremant.epoch.records import EpochMark, Fence, Gap, Heartbeat, Record, Reset, RowBlock
+from cremant.epoch.records import EpochMark, Fence, Gap, GapReason, Heartbeat, PartitionMark, Record, Reset, RowBlock
 from cremant.log.api import Message
-from cremant.model.errors import Corrupt, InvariantViolation, WorldError
+from cremant.model.errors import Corrupt, InvariantViolation, NoResource, WorldError
 from cremant.model.limits import RECORD_BYTES_MAX
+from cremant.model.names import INGESTION_TIME, OFFSET
 from cremant.model.offsets import OffsetRange
 
 MAGIC = b"CrEp"
@@ -89,24 +91,17 @@ class BlockHead(msgspec.Struct, frozen=True, kw_only=True):
 Head = BlockHead | Gap | EpochMark | Heartbeat | Fence | Reset
 
 
-def kind_of(record: Record | Head) -> RecordKind:
-    return _KIND_OF[type(record)]
-
-
-def key_of(record: Record) -> bytes:
-    """Key of the log message: the kind in words, for people who look at a log with other tools."""
-    return _KEY_OF[type(record)]
-
-
-def to_message(record: Record, incarnation: str) -> Message:
-    """The log message of a record: `log.append(epoch_topic(...), partition, [to_message(record, incarnation)])`."""
-    return Message(value=encode(record, incarnation), key=key_of(record))
-
-
 def content_hash(batch: pa.RecordBatch) -> str:
     """32 hex digits over schema, row count and column buffers; equal rows in equal types give equal hashes whatever
     slice of which buffer they are."""
-    raise NotImplementedError
+    digest = hashlib.blake2b(digest_size=16)
+    for field in batch.schema:
+        digest.update(f"{field.name}\0{field.type}\0{field.nullable}\0".encode())
+    digest.update(batch.num_rows.to_bytes(8, "little"))
+    # The body of the IPC message is the columns' buffers, cut to the slice and padded with zeros. The flatbuffer in
+    # front of it is left out: it may differ between releases of Arrow.
+    digest.update(pa.ipc.read_message(batch.serialize()).body)
+    return digest.hexdigest()
 
 
 def row_block(
@@ -122,12 +117,54 @@ def row_block(
 ) -> RowBlock:
     """A RowBlock of `batch` with its hash and max ingestion time computed. Raises InvariantViolation (E-2) where
     `$offset` is not ascending or leaves the range."""
-    raise NotImplementedError
+    check_offsets(batch, range)
+    newest = pc.max(batch.column(INGESTION_TIME)).as_py()
+    return RowBlock(
+        generation=generation,
+        epoch=epoch,
+        config_version=config_version,
+        range=range,
+        rejected=rejected,
+        filtered=filtered,
+        max_ingestion_ms=newest,
+        timestamp_type=timestamp_type,
+        content_hash=content_hash(batch),
+        batch=batch,
+    )
+
+
+def check_offsets(batch: pa.RecordBatch, range: OffsetRange) -> None:
+    """Raises InvariantViolation (E-2) where `$offset` is not ascending or leaves the range."""
+    if range.first < 0 or range.next < range.first:
+        raise InvariantViolation("E-2", f"a row block of the impossible range [{range.first}, {range.next})")
+    if batch.num_rows == 0:
+        return
+    offsets = batch.column(OFFSET).to_numpy()
+    if offsets[0] < range.first or offsets[-1] >= range.next or bool((offsets[1:] < offsets[:-1]).any()):
+        raise InvariantViolation(
+            "E-2",
+            f"a row block of range [{range.first}, {range.next}) has rows from offset {offsets.min()} to "
+            f"{offsets.max()}, or not in order",
+        )
 
 
 def encode(record: Record, incarnation: str) -> bytes:
     """Bytes of a record in the newest format. Raises NoResource past RECORD_BYTES_MAX."""
-    raise NotImplementedError
+    meta = msgspec.msgpack.encode(_meta_of(record))
+    body: pa.Buffer | bytes = _ipc(record.batch) if isinstance(record, RowBlock) else b""
+    body_bytes = len(body)
+    if body_bytes > RECORD_BYTES_MAX:
+        raise NoResource(
+            f"epoch log record of {body_bytes} bytes, at most {RECORD_BYTES_MAX} are allowed",
+            hint="fewer rows per block: lower pipeline batch limits",
+        )
+    head = _HEAD.pack(
+        MAGIC, VERSION, kind_of(record), 0, _incarnation_bytes(incarnation), record.generation, len(meta),
+        zlib.crc32(body), body_bytes,
+    )  # fmt: skip
+    crc = zlib.crc32(meta, zlib.crc32(head))
+    padding = bytes(-(_META_AT + len(meta)) % _ALIGNMENT) if body_bytes else b""
+    return b"".join((head, _HEAD_CRC.pack(crc), meta, padding, body))
 
 
 def decode(data: Buffer, incarnation: str) -> Record:
@@ -135,14 +172,164 @@ def decode(data: Buffer, incarnation: str) -> Record:
 
     Raises Corrupt, UnknownFormat, WrongIncarnation.
     """
-    raise NotImplementedError
+    view, head = _open(data, incarnation)
+    if not isinstance(head, BlockHead):
+        return head
+    _, _, _, _, _, _, meta_bytes, body_crc, body_bytes = _HEAD.unpack_from(view)
+    first = _body_at(meta_bytes)
+    if len(view) != first + body_bytes:
+        raise Corrupt(f"epoch log record of {len(view)} bytes, expected {first + body_bytes}")
+    body = view[first:]
+    if zlib.crc32(body) != body_crc:
+        raise Corrupt(f"rows of a block of epoch {head.epoch} do not match their checksum")
+    buffer = data.slice(first) if isinstance(data, pa.Buffer) else pa.py_buffer(body)
+    try:
+        batch = pa.ipc.open_stream(buffer).read_next_batch()
+    except (pa.ArrowException, StopIteration) as error:
+        raise Corrupt(f"rows of a block of epoch {head.epoch} are not an Arrow stream: {error}") from error
+    if batch.num_rows != head.rows:
+        raise Corrupt(f"a block of epoch {head.epoch} has {batch.num_rows} rows, its head says {head.rows}")
+    return RowBlock(
+        generation=head.generation,
+        epoch=head.epoch,
+        config_version=head.config_version,
+        range=head.range,
+        rejected=head.rejected,
+        filtered=head.filtered,
+        max_ingestion_ms=head.max_ingestion_ms,
+        timestamp_type=head.timestamp_type,
+        content_hash=head.content_hash,
+        batch=batch,
+    )
 
 
 def peek(data: Buffer, incarnation: str) -> Head:
     """Head and meta only; the body is neither read nor verified. Raises as `decode`."""
-    raise NotImplementedError
+    return _open(data, incarnation)[1]
 
 
-_KIND_OF: dict[type[Any], RecordKind] = {}
-_KEY_OF: dict[type[Any], bytes] = {}
-_ = (hashlib, zlib, Corrupt, RECORD_BYTES_MAX, MAGIC, VERSION)
+# --- meta of each kind: every field of the record but the generation (it stands in the head) and the rows ---
+
+
+class _BlockMeta(msgspec.Struct, frozen=True):
+    epoch: int
+    config_version: int
+    range: OffsetRange
+    rows: int
+    rejected: int
+    filtered: int
+    max_ingestion_ms: int | None
+    timestamp_type: str
+    content_hash: str
+
+
+class _GapMeta(msgspec.Struct, frozen=True):
+    range: OffsetRange
+    reason: GapReason
+
+
+class _MarkMeta(msgspec.Struct, frozen=True):
+    epoch: int
+    previous: int
+    blocks_generation: int
+    config_version: int
+    partitions: tuple[PartitionMark, ...]
+
+
+class _HeartbeatMeta(msgspec.Struct, frozen=True):
+    last_closed: int
+    ends: tuple[int, ...]
+    at_ms: int
+
+
+class _FenceMeta(msgspec.Struct, frozen=True):
+    pass
+
+
+class _ResetMeta(msgspec.Struct, frozen=True):
+    epoch: int
+
+
+class _Form(NamedTuple):
+    kind: RecordKind
+    key: bytes
+    meta: type[Any]
+    head: type[Any]
+
+
+_FORMS: dict[type[Any], _Form] = {
+    RowBlock: _Form(RecordKind.ROW_BLOCK, b"rowBlock", _BlockMeta, BlockHead),
+    Gap: _Form(RecordKind.GAP, b"gap", _GapMeta, Gap),
+    EpochMark: _Form(RecordKind.EPOCH_MARK, b"epochMark", _MarkMeta, EpochMark),
+    Heartbeat: _Form(RecordKind.HEARTBEAT, b"heartbeat", _HeartbeatMeta, Heartbeat),
+    Fence: _Form(RecordKind.FENCE, b"fence", _FenceMeta, Fence),
+    Reset: _Form(RecordKind.RESET, b"reset", _ResetMeta, Reset),
+}
+_BY_KIND = {
+    int(form.kind): (form, msgspec.msgpack.Decoder(form.meta), form.meta.__struct_fields__) for form in _FORMS.values()
+}
+
+
+def kind_of(record: Record | Head) -> RecordKind:
+    return RecordKind.ROW_BLOCK if isinstance(record, BlockHead) else _FORMS[type(record)].kind
+
+
+def key_of(record: Record) -> bytes:
+    """Key of the log message: the kind in words, for people who look at a log with other tools."""
+    return _FORMS[type(record)].key
+
+
+def to_message(record: Record, incarnation: str) -> Message:
+    """The log message of a record: `log.append(epoch_topic(...), partition, [to_message(record, incarnation)])`."""
+    return Message(value=encode(record, incarnation), key=key_of(record))
+
+
+def _meta_of(record: Record) -> Any:
+    form = _FORMS[type(record)]
+    return form.meta(*(getattr(record, field) for field in form.meta.__struct_fields__))
+
+
+def _open(data: Buffer, incarnation: str) -> tuple[memoryview, Head]:
+    view = memoryview(data).cast("B") if not isinstance(data, memoryview) else data
+    if len(view) < _META_AT or bytes(view[:4]) != MAGIC:
+        raise UnknownFormat(f"{len(view)} bytes that are not an epoch log record")
+    _, version, kind, _, found, generation, meta_bytes, _, _ = _HEAD.unpack_from(view)
+    if version != VERSION:
+        raise UnknownFormat(
+            f"epoch log record of format version {version}, this release reads up to {VERSION}",
+            hint="written by a newer release: update this one",
+        )
+    meta = view[_META_AT : _META_AT + meta_bytes]
+    if zlib.crc32(meta, zlib.crc32(view[: _HEAD.size])) != _HEAD_CRC.unpack_from(view, _HEAD.size)[0]:
+        raise Corrupt("head of an epoch log record does not match its checksum")
+    if found != _incarnation_bytes(incarnation):
+        raise WrongIncarnation(incarnation, bytes(found).hex())
+    form_decoder_fields = _BY_KIND.get(kind)
+    if form_decoder_fields is None:
+        raise UnknownFormat(f"epoch log record of unknown kind {kind}", hint="written by a newer release")
+    form, decoder, fields = form_decoder_fields
+    try:
+        values = decoder.decode(meta)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"meta of an epoch log record ({form.key.decode()}): {error}") from error
+    head: Head = form.head(generation=generation, **{field: getattr(values, field) for field in fields})
+    return view, head
+
+
+def _body_at(meta_bytes: int) -> int:
+    end = _META_AT + meta_bytes
+    return end + -end % _ALIGNMENT
+
+
+def _incarnation_bytes(incarnation: str) -> bytes:
+    raw = bytes.fromhex(incarnation)
+    if len(raw) != 8:
+        raise InvariantViolation("E-8", f"incarnation {incarnation!r} is not 16 hex digits")
+    return raw
+
+
+def _ipc(batch: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()

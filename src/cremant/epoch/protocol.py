@@ -6,9 +6,12 @@ Driver's promise: every effect but the last ends in exactly one event, or in `Ef
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from cremant.epoch.records import Record
+from cremant.epoch.format import Head
+from cremant.epoch.records import Fence, Record
 
 
 class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +48,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     `start`: per partition, where the first new batch begins (of a fresh checkpoint: the source's initial offset).
     `previous`: last closed epoch, 0 if none. `config_version`: for batches that are not planned yet.
     `checkpoint`: directory name, `fresh` if it must be made; the first new batch has id `first_batch`.
-    `fence_offset`: log offset of this generation's Fence in partition 0.
+    `fence_offset`: log offset of this generation's Fence in partition 0. Partitions are those of `start` for the whole
+    run: when the stream grows, stop the query and start it again (E-7).
     """
 
     generation: int
@@ -85,6 +89,14 @@ class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
 
 
+class ReadBack(msgspec.Struct, frozen=True):
+    """Read the heads of `partition` with log offsets in [first, up_to) -> ReadBackDone(highest_fence(heads))."""
+
+    partition: int
+    first: int
+    up_to: int
+
+
 # --- events of both machines ---
 
 
@@ -95,7 +107,18 @@ class Appended(msgspec.Struct, frozen=True):
     log_offset: int
 
 
+class ReadBackDone(msgspec.Struct, frozen=True):
+    """`highest_fence`: highest generation of a Fence read, 0 if there was none."""
+
+    highest_fence: int
+
+
 class EffectFailed(msgspec.Struct, frozen=True):
     """The outcome of an effect is a failure or unknown; the machine gives up, the next start sorts it out."""
 
     reason: str
+
+
+def highest_fence(heads: Iterable[Head]) -> int:
+    """Highest generation among the Fences of `heads`, 0 if there is none."""
+    return max((head.generation for head in heads if isinstance(head, Fence)), default=0)

@@ -23,8 +23,10 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     blocks_generation: bool = True
     #: Start: the Spark checkpoint is compared with the vector of the committed epoch.
     checkpoint_compared: bool = True
-    #: Start: a new partition gets a Fence before its first epoch (E-7).
+    #: Supervisor: a new partition enters with a new start, and so gets a Fence before its first epoch (E-7).
     growth_fenced: bool = True
+    #: Close: a batch must begin where the last epoch ended (behind `checkpoint_compared`).
+    plan_checked: bool = True
     #: Source: a planned batch runs with the config version of its plan, however often it runs.
     config_pinned: bool = True
     #: Reader: rows of an epoch are counted as a set.
