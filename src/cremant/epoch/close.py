@@ -120,8 +120,8 @@ class CloseMachine:
 
     def step(self, event: Event) -> list[Effect]:
         """`Idle` answers heartbeats for all partitions if no batch is being closed and everything up to `ends` is in,
-        else nothing; their `Appended` events need not be fed back. Raises InvariantViolation for an event the state does
-        not expect; nothing has changed then."""
+        else nothing; their `Appended` events need not be fed back. Raises InvariantViolation for an event that the
+        state does not expect; nothing has changed then."""
         if isinstance(event, Idle):
             return self._heartbeats(event)
         if self.state is CloseState.STOPPED:
@@ -269,6 +269,6 @@ def transition_table() -> str:
 
 
 __all__ = [
-    "BlockAck", "CloseBatch", "CloseMachine", "CloseState", "CommitBatch", "GapAck", "Idle", "ReadBack", "ReadBackDone",
-    "highest_fence", "transition_table",
+    "BlockAck", "CloseBatch", "CloseMachine", "CloseState", "CommitBatch", "Effect", "Event", "GapAck", "Idle",
+    "ReadBack", "ReadBackDone", "highest_fence", "transition_table",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ numbers are taken from every record, believed or not: the next base must exceed 
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 from cremant.epoch.format import BlockHead, Head
 from cremant.epoch.records import EpochMark, Fence, Reset
@@ -19,11 +20,22 @@ from cremant.model.offsets import Position
 Decision = EpochMark | Reset | None
 
 
+class ScanRequest(Protocol):
+    """`start` is a stored position, `generation` one's own; 0 = read until whatever is the end of the log now."""
+
+    @property
+    def start(self) -> Position: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
 class PartitionScan:
     """`from_offset`: read from here on (a position's mark is included). Feed heads in log order with `add` until
-    `done`. `start` is a stored position, `generation` one's own; 0 = until whatever is the end of the log now."""
+    `done`."""
 
-    def __init__(self, start: Position, generation: int) -> None:
+    def __init__(self, request: ScanRequest) -> None:
+        start = request.start
         self._start_epoch = start.epoch
         self.from_offset = max(0, start.log_offset - 1)
         #: Highest epoch of any record, closed or not, believed or not.
@@ -33,7 +45,7 @@ class PartitionScan:
         #: Log offset of one's own Fence, None before it.
         self.fence_offset: int | None = None
         self.decision: Decision = None
-        self._own = generation
+        self._own = request.generation
         self._marks: OrderedDict[int, EpochMark] = OrderedDict()
 
     @property

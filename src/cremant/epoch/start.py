@@ -375,3 +375,10 @@ def transition_table() -> str:
         for (state, event), handler in TRANSITIONS.items()
     ]
     return "\n".join(["| state | event | action |", "|---|---|---|", *rows])
+
+
+__all__ = [
+    "BaseTaken", "CheckpointInspected", "CheckpointRepaired", "Effect", "Event", "GenerationRefused", "GenerationTaken",
+    "InspectCheckpoint", "PartitionScan", "PartitionsRead", "Planned", "ReadPartitions", "ReadTo", "RepairCheckpoint",
+    "Scanned", "StartMachine", "StartState", "TakeBase", "TakeGeneration", "transition_table",
+]  # fmt: skip

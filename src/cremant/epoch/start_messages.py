@@ -26,20 +26,18 @@ class TakeGeneration(msgspec.Struct, frozen=True):
 
 
 class ReadPartitions(msgspec.Struct, frozen=True):
-    """Read the stream partitions that have a consuming replica online, 0..n-1 -> PartitionsRead."""
+    """Read the stream partitions that have a consuming replica online, 0..n-1, and see that the epoch log has as many
+    -> PartitionsRead."""
 
 
 class ReadTo(msgspec.Struct, frozen=True):
-    """Scan a partition of the epoch log: `scan = effect.scan()`; for each message from `scan.from_offset` on (the log's
+    """Scan a partition of the epoch log: `scan = PartitionScan(effect)`; for each message from `scan.from_offset` on (the log's
     earliest, if that is higher) `scan.add(log_offset, peek(value, incarnation))` until `scan.done`, which is one's own
     Fence, or until the end of the log if `generation` is 0 -> Scanned(partition, scan)."""
 
     partition: int
     start: Position
     generation: int
-
-    def scan(self) -> PartitionScan:
-        return PartitionScan(self.start, self.generation)
 
 
 class InspectCheckpoint(msgspec.Struct, frozen=True):
