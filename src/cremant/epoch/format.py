@@ -21,7 +21,6 @@ and meta alone: the start protocol scans many blocks and needs no row of them.
 
 from __future__ import annotations
 
-import hashlib
 import struct
 import zlib
 from enum import IntEnum
@@ -31,11 +30,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cremant.epoch.content import check_offsets, content_hash
 from cremant.epoch.records import EpochMark, Fence, Gap, GapReason, Heartbeat, PartitionMark, Record, Reset, RowBlock
 from cremant.log.api import Message
 from cremant.model.errors import Corrupt, InvariantViolation, NoResource, WorldError
 from cremant.model.limits import RECORD_BYTES_MAX
-from cremant.model.names import INGESTION_TIME, OFFSET
+from cremant.model.names import INGESTION_TIME
 from cremant.model.offsets import OffsetRange
 
 MAGIC = b"CrEp"
@@ -91,19 +91,6 @@ class BlockHead(msgspec.Struct, frozen=True, kw_only=True):
 Head = BlockHead | Gap | EpochMark | Heartbeat | Fence | Reset
 
 
-def content_hash(batch: pa.RecordBatch) -> str:
-    """32 hex digits over schema, row count and column buffers; equal rows in equal types give equal hashes whatever
-    slice of which buffer they are."""
-    digest = hashlib.blake2b(digest_size=16)
-    for field in batch.schema:
-        digest.update(f"{field.name}\0{field.type}\0{field.nullable}\0".encode())
-    digest.update(batch.num_rows.to_bytes(8, "little"))
-    # The body of the IPC message is the columns' buffers, cut to the slice and padded with zeros. The flatbuffer in
-    # front of it is left out: it may differ between releases of Arrow.
-    digest.update(pa.ipc.read_message(batch.serialize()).body)
-    return digest.hexdigest()
-
-
 def row_block(
     *,
     generation: int,
@@ -131,21 +118,6 @@ def row_block(
         content_hash=content_hash(batch),
         batch=batch,
     )
-
-
-def check_offsets(batch: pa.RecordBatch, range: OffsetRange) -> None:
-    """Raises InvariantViolation (E-2) where `$offset` is not ascending or leaves the range."""
-    if range.first < 0 or range.next < range.first:
-        raise InvariantViolation("E-2", f"a row block of the impossible range [{range.first}, {range.next})")
-    if batch.num_rows == 0:
-        return
-    offsets = batch.column(OFFSET).to_numpy()
-    if offsets[0] < range.first or offsets[-1] >= range.next or bool((offsets[1:] < offsets[:-1]).any()):
-        raise InvariantViolation(
-            "E-2",
-            f"a row block of range [{range.first}, {range.next}) has rows from offset {offsets.min()} to "
-            f"{offsets.max()}, or not in order",
-        )
 
 
 def encode(record: Record, incarnation: str) -> bytes:
@@ -333,3 +305,9 @@ def _ipc(batch: pa.RecordBatch) -> pa.Buffer:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
     return sink.getvalue()
+
+
+__all__ = [
+    "VERSION", "BlockHead", "Buffer", "Head", "RecordKind", "UnknownFormat", "WrongIncarnation", "check_offsets",
+    "content_hash", "decode", "encode", "key_of", "kind_of", "peek", "row_block", "to_message",
+]  # fmt: skip

@@ -31,9 +31,12 @@ class ReadPartitions(msgspec.Struct, frozen=True):
 
 
 class ReadTo(msgspec.Struct, frozen=True):
-    """Scan a partition of the epoch log: `scan = PartitionScan(effect)`; for each message from `scan.from_offset` on (the log's
-    earliest, if that is higher) `scan.add(log_offset, peek(value, incarnation))` until `scan.done`, which is one's own
-    Fence, or until the end of the log if `generation` is 0 -> Scanned(partition, scan)."""
+    """Scan a partition of the epoch log -> Scanned(partition, scan).
+
+    `scan = PartitionScan(effect)`; for each message from `scan.from_offset` on (the log's earliest, if that is higher)
+    `scan.add(log_offset, peek(value, incarnation))` until `scan.done`, which is one's own Fence, or until the end of
+    the log if `generation` is 0.
+    """
 
     partition: int
     start: Position
