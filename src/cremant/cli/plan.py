@@ -12,6 +12,7 @@ from cremant.cli.find import ClusterFile
 from cremant.cli.supervisor import RoleSpec
 from cremant.model.errors import InvalidConfig
 from cremant.model.settings import SETTINGS, Settings
+from cremant.shell.app import check_host
 
 SERVERS_MAX = 16
 _PIPELINE_RANK, _SERVING_RANK, _CONTROLLER_RANK = 1, 2, 3
@@ -43,6 +44,7 @@ def plan_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bo
     """Ports are checked and chosen here, once: a restarted role comes back on the port it had."""
     if not 1 <= servers <= SERVERS_MAX:
         raise InvalidConfig(f"--servers {servers}: expected 1 to {SERVERS_MAX}")
+    check_host(settings.host, insecure=insecure)
     data_dir = Path(settings.data_dir).absolute()
     log_dir = Path(settings.log_dir or data_dir / "log").absolute()
     store_dir = Path(settings.store_dir or data_dir / "store").absolute()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user does in the first hour, with the real commands: up, table, produce, query, pause, Ctrl-C, start again."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pinotdb
+import pyarrow as pa
+import pytest
+from bench.cluster import ClusterError, LocalCluster, command
+from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, table_config
+
+ROWS = 2_000
+VISIBLE_S = 60.0
+
+
+def ledger_lines(first: int, count: int) -> tuple[str, list[list[Any]]]:
+    """Keyed lines, and the [count, sum] they add."""
+    lines = []
+    total = 0
+    for number in range(first, first + count):
+        value = number % 97
+        total += value
+        row = {"key": f"key-{number}", "bucket": number % 8, "v": value, "ts": 1_760_000_000_000 + number, "note": "é"}
+        lines.append(json.dumps({"key": row["key"], "value": row}))
+    return "\n".join(lines) + "\n", [[count, float(total)]]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("commands") / "data") as running:
+        yield running
+
+
+def test_a_first_hour(cluster: LocalCluster, tmp_path: Path, phase: Callable[[str], None]) -> None:
+    """Order matters here: one cluster start is 15 seconds, and a user does these things in this order, too."""
+    phase("topic, schema, table")
+    created = json.loads(cluster.run("topic", "create", "ledger", "--partitions", "4", "--json").stdout)
+    assert created == {"topic": "ledger", "partitions": 4}
+    assert "already" in cluster.run("topic", "create", "ledger", check=False).stderr
+    listed = json.loads(cluster.run("topic", "list", "--json").stdout)["topics"]
+    assert {"name": "ledger", "partitions": 4, "messages": 0} in listed
+    cluster.rest.add_table(SCHEMA, table_config(flush_rows=1_000_000))
+    assert cluster.rest.call("GET", "/tables")["tables"] == ["ledger"]
+
+    phase("produce from stdin, from a file, over HTTP")
+    lines, first = ledger_lines(0, ROWS)
+    produced = json.loads(cluster.run("produce", "ledger", "-", "--keyed", "--json", stdin=lines).stdout)
+    assert produced["messages"] == ROWS
+    assert set(produced["offsets"]) == {"0", "1", "2", "3"}
+    assert sum(end - start for spans in produced["offsets"].values() for start, end in spans) == ROWS
+    cluster.rest.wait_for(TOTAL_SQL, first, deadline_s=VISIBLE_S)
+
+    more, second = ledger_lines(ROWS, ROWS)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(more, encoding="utf-8")
+    assert "offsets" in cluster.run("produce", "ledger", str(file), "--keyed").stdout
+    body, third = ledger_lines(2 * ROWS, 100)
+    answer = cluster.rest.call("POST", "/topics/ledger?keyed=true", content=body.encode())
+    assert answer["messages"] == 100
+    total = [[2 * ROWS + 100, first[0][1] + second[0][1] + third[0][1]]]
+    cluster.rest.wait_for(TOTAL_SQL, total, deadline_s=VISIBLE_S)
+
+    phase("cremant sql in every format, status")
+    as_table = cluster.run("sql", BUCKETS_SQL).stdout
+    assert "bucket" in as_table
+    as_json = json.loads(cluster.run("sql", TOTAL_SQL, "--format", "json").stdout)
+    assert as_json["resultTable"]["rows"] == total
+    as_csv = cluster.run("sql", TOTAL_SQL, "--format", "csv").stdout.splitlines()
+    assert as_csv == ["count(*),sum(v)", f"{total[0][0]},{total[0][1]}"]
+    status = json.loads(cluster.run("status", "--json").stdout)
+    assert sorted(role["role"] for role in status["roles"] if role["live"]) == [
+        "broker", "controller", "pipeline", "server", "server",
+    ]  # fmt: skip
+    (table,) = status["tables"]
+    assert (table["name"], table["state"], len(table["partitions"])) == ("ledger", "running", 4)
+    assert table["sealedRows"] + table["consumingRows"] == total[0][0]
+    assert "ledger" in cluster.run("status").stdout
+
+    phase("pause and resume")
+    cluster.rest.call("POST", "/tables/ledger/pauseConsumption")
+    _wait_for_state(cluster, "paused")
+    late, fourth = ledger_lines(5 * ROWS, 50)
+    cluster.run("produce", "ledger", "-", "--keyed", stdin=late)
+    time.sleep(1.5)
+    assert cluster.rest.rows(TOTAL_SQL) == total
+    cluster.rest.call("POST", "/tables/ledger/resumeConsumption")
+    total = [[total[0][0] + 50, total[0][1] + fourth[0][1]]]
+    cluster.rest.wait_for(TOTAL_SQL, total, deadline_s=VISIBLE_S)
+
+    phase("pinotdb")
+    host, port = cluster.rest.broker.removeprefix("http://").rsplit(":", 1)
+    connection = pinotdb.connect(host=host, port=int(port), path="/query/sql", scheme="http")
+    cursor = connection.cursor()
+    cursor.execute("SELECT key, v FROM ledger WHERE key = %(key)s", {"key": "key-7"})
+    assert list(cursor) == [["key-7", 7]]
+    cursor.execute("SELECT bucket, COUNT(*) AS n FROM ledger GROUP BY bucket ORDER BY bucket LIMIT 3")
+    assert [row[0] for row in cursor] == [0, 1, 2]
+
+    phase("Ctrl-C")
+    started = time.monotonic()
+    pids = cluster.pids()
+    cluster.stop()
+    assert time.monotonic() - started < 15
+    assert not [pid for pid in pids.values() if Path(f"/proc/{pid}").exists()]
+    assert not (cluster.data_dir / "cluster.json").exists()
+
+    phase("a second start finds its data")
+    cluster.start()
+    took = cluster.rest.wait_for(TOTAL_SQL, total, deadline_s=VISIBLE_S)
+    again, fifth = ledger_lines(9 * ROWS, 50)
+    cluster.run("produce", "ledger", "-", "--keyed", stdin=again)
+    total = [[total[0][0] + 50, total[0][1] + fifth[0][1]]]
+    cluster.rest.wait_for(TOTAL_SQL, total, deadline_s=VISIBLE_S)
+    phase(f"answers {took:.1f} s after the restart; drop the table")
+    cluster.rest.call("DELETE", "/tables/ledger")
+    cluster.rest.call("DELETE", "/schemas/ledger")
+    _wait_until(lambda: cluster.rest.call("GET", "/tables")["tables"] == [], 30)
+
+
+def test_errors_are_one_line_and_a_hint(cluster: LocalCluster) -> None:
+    for arguments, status, telling in (
+        (("sql", "SELECT * FROM nowhere"), 2, "nowhere"),
+        (("sql", "SELEC 1"), 2, "SQL"),
+        (("produce", "no-such-topic", "-"), 2, "no-such-topic"),
+        (("topic", "delete", "no-such-topic"), 2, "no-such-topic"),
+        (("produce", "no-such-topic", "/no/such/file"), 2, "/no/such/file"),
+    ):
+        done = cluster.run(*arguments, stdin='{"a": 1}\n', check=False)
+        assert done.returncode == status, done
+        assert telling in done.stderr
+        assert "Traceback" not in done.stderr
+        assert len(done.stderr.strip().splitlines()) <= 4, done.stderr
+
+
+def test_an_arrow_answer_is_an_arrow_stream(cluster: LocalCluster) -> None:
+    import subprocess
+
+    done = subprocess.run(
+        command("sql", "SELECT 1 AS one", "--format", "arrow", "--data-dir", str(cluster.data_dir)),
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert pa.ipc.open_stream(io.BytesIO(done.stdout)).read_all().to_pylist() == [{"one": 1}]
+
+
+def _wait_for_state(cluster: LocalCluster, state: str) -> None:
+    def reached() -> bool:
+        (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
+        pipeline = table["pipeline"] or {}
+        return bool(table["state"] == state and pipeline.get("state") == state)
+
+    _wait_until(reached, 30)
+
+
+def _wait_until(reached: Callable[[], bool], deadline_s: float) -> None:
+    until = time.monotonic() + deadline_s
+    while not reached():
+        if time.monotonic() > until:
+            raise ClusterError(f"not reached within {deadline_s} s")
+        time.sleep(0.2)

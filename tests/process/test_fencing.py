@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What kill -9 does not show: a pipeline that was believed dead and goes on, and a checkpoint from the past.
+
+Tests with kills alone pass even with all the fencing removed; these do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bench.cluster import LocalCluster, command, descendants
+from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, Ledger, table_config
+
+PARTITIONS = 3
+
+
+@contextlib.contextmanager
+def second_pipeline(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another pipeline process on the same log, with a disk of its own: what an operator starts on a second machine."""
+    directory.mkdir(parents=True)
+    with (directory / "log.jsonl").open("wb") as log:
+        process = subprocess.Popen(
+            command(
+                "start", "pipeline", "--data-dir", str(directory), "--port", "0",
+                "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
+                "--store-dir", str(cluster.data_dir / "store"),
+            ),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
+def signal_all(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def generation(cluster: LocalCluster) -> int:
+    (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
+    return int((table["pipeline"] or {}).get("generation", 0))
+
+
+def wait_for_generation_above(cluster: LocalCluster, old: int, deadline_s: float) -> int:
+    until = time.monotonic() + deadline_s
+    while (now := generation(cluster)) <= old:
+        assert time.monotonic() < until, f"no pipeline took over from generation {old} within {deadline_s} s"
+        time.sleep(0.25)
+    return now
+
+
+@pytest.mark.timeout(300)
+def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_nothing(
+    tmp_path: Path, phase: Callable[[str], None]
+) -> None:
+    """SIGSTOP of driver, JVM and Python workers in mid-flight; the lease lapses; a second pipeline takes over; SIGCONT:
+    the first one's blocks and marks come late, with a lower generation."""
+    with LocalCluster(tmp_path / "data", servers=1) as cluster:
+        cluster.run("topic", "create", "ledger", "--partitions", str(PARTITIONS))
+        cluster.rest.add_table(SCHEMA, table_config(flush_rows=15_000, replication=1))
+        ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
+        ledger.produce(1_000)
+        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        checker = Checker(cluster.rest, ledger).start()
+        stop = threading.Event()
+        producer = threading.Thread(
+            target=ledger.produce,
+            args=(10_000_000,),
+            kwargs={"rate_per_s": 2_000, "batch": 100, "stop": stop.is_set},
+        )
+        producer.start()
+        try:
+            time.sleep(3)
+            first = cluster.pids()["pipeline"]
+            old = generation(cluster)
+            whole = [first, *descendants(first)]
+            signal_all(whole, signal.SIGSTOP)
+            phase(f"stopped the pipeline of generation {old}: {len(whole)} processes; {ledger.rows} rows sent")
+            with second_pipeline(cluster, tmp_path / "second"):
+                new = wait_for_generation_above(cluster, old, 60)
+                phase(f"generation {new} took over")
+                time.sleep(3)
+                signal_all(whole, signal.SIGCONT)
+                phase("the old one goes on")
+                time.sleep(6)
+                assert generation(cluster) == new
+                cluster.rest.wait_for(TOTAL_SQL, _after(ledger, stop, producer), deadline_s=60)
+                assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
+                phase(f"exact at {ledger.rows} rows with both pipelines running; the second one ends")
+            ledger.produce(5_000)
+            newest = wait_for_generation_above(cluster, new, 60)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+            phase(f"generation {newest} took over in turn, exact at {ledger.rows} rows")
+        finally:
+            stop.set()
+            producer.join(30)
+            findings = checker.stop()
+            phase(f"{findings.complete} complete answers checked, {len(findings.wrong)} wrong")
+        assert findings.wrong[:3] == []
+        assert findings.complete > 200
+        assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
+        ledger.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
+    tmp_path: Path, phase: Callable[[str], None]
+) -> None:
+    """The pipeline's directory is copied while it runs; later everything is killed, the old copy put in its place, and
+    the cluster started again: commits of the copy are behind the log."""
+    data = tmp_path / "data"
+    with LocalCluster(data, servers=1) as cluster:
+        cluster.run("topic", "create", "ledger", "--partitions", str(PARTITIONS))
+        cluster.rest.add_table(SCHEMA, table_config(flush_rows=8_000, replication=1))
+        ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
+        ledger.produce(10_000, rate_per_s=5_000, batch=200)
+        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        for attempt in (1, 2):
+            copy = tmp_path / f"copy-{attempt}"
+            shutil.copytree(data / "pipeline", copy, ignore_dangling_symlinks=True, copy_function=_copy_if_there)
+            ledger.produce(20_000, rate_per_s=5_000, batch=200)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+            ledger.produce(1_000)
+            phase(f"{attempt}: {ledger.rows} rows; killing everything, restoring the pipeline's directory")
+            cluster.kill_supervisor()
+            time.sleep(0.5)
+            ledger.produce(500)
+            shutil.rmtree(data / "pipeline")
+            shutil.copytree(copy, data / "pipeline")
+            cluster.start()
+            took = cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=90)
+            phase(f"{attempt}: exact {took:.1f} s after the start")
+            assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
+            ledger.produce(3_000)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
+        ledger.close()
+
+
+def _after(ledger: Ledger, stop: threading.Event, producer: threading.Thread) -> list[list[object]]:
+    """Ends the producer and returns the total it reached."""
+    stop.set()
+    producer.join(30)
+    return ledger.total()
+
+
+def _copy_if_there(source: str, target: str) -> None:
+    """Spark deletes old files of its checkpoint while we copy: what is gone is not part of the copy."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
