@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell of the controller: REST routes, drivers, wiring."""
+"""The controller: keeps the records, serves REST, publishes the view, carries out what the pure rooms decide."""

@@ -71,8 +71,8 @@ class TooLarge(UserError):
     http_status = 413
 
 
-class _CauseMiddleware:
-    """Every request runs under a cause id; the answer names it."""
+class _RequestMiddleware:
+    """Every request runs under a cause id, which the answer names; a bug becomes a 500 and one log line."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -84,13 +84,22 @@ class _CauseMiddleware:
         wanted = CAUSE_HEADER.lower().encode()
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == wanted), "")
         with cause(given[:64]) as cause_id:
+            started = False
 
             async def send_with_cause(message: Message) -> None:
+                nonlocal started
                 if message["type"] == "http.response.start":
+                    started = True
                     message["headers"] = [*message.get("headers", ()), (wanted, cause_id.encode("latin-1", "replace"))]
                 await send(message)
 
-            await self._app(scope, receive, send_with_cause)
+            try:
+                await self._app(scope, receive, send_with_cause)
+            except Exception as error:
+                _log.error("request failed on a bug", exc_info=error, extra={"fields": {"path": scope["path"]}})
+                if started:
+                    raise
+                await _bug_response(error)(scope, receive, send_with_cause)
 
 
 def _on_cremant_error(request: Request, error: Exception) -> Response:
@@ -108,8 +117,7 @@ def _on_http_error(request: Request, error: Exception) -> Response:
     return error_response(error.status_code, error.detail)
 
 
-def _on_bug(request: Request, error: Exception) -> Response:
-    _log.error("request failed on a bug", exc_info=error, extra={"fields": {"path": request.url.path}})
+def _bug_response(error: Exception) -> Response:
     return error_response(500, f"internal error: {type(error).__name__}; the log of this process has the details")
 
 
@@ -145,8 +153,8 @@ def make_app(
     shared: list[BaseRoute] = [Route("/health", health), Route("/metrics", metrics_text)]
     app = Starlette(
         routes=[*routes, *shared],
-        middleware=[Middleware(_CauseMiddleware)],
-        exception_handlers={CremantError: _on_cremant_error, HTTPException: _on_http_error, Exception: _on_bug},
+        middleware=[Middleware(_RequestMiddleware)],
+        exception_handlers={CremantError: _on_cremant_error, HTTPException: _on_http_error},
         lifespan=whole_lifespan,
     )
     app.state.registry = metrics

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller without its HTTP: the parts wired together, started and stopped as one."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from cremant.controller.catalog import Catalog
+from cremant.controller.clock import Clock
+from cremant.controller.commits import Commits
+from cremant.controller.housekeeping import (
+    GROWTH_INTERVAL_MS,
+    RETENTION_INTERVAL_MS,
+    SWEEP_INTERVAL_MS,
+    Duty,
+    Housekeeping,
+    Janitor,
+)
+from cremant.controller.instances import Instances
+from cremant.controller.pipelines import Pipelines
+from cremant.controller.schemas import Schemas
+from cremant.controller.tables import SERVERS_GRACE_MS, Tables
+from cremant.controller.view import ViewBoard
+from cremant.log.api import Log
+from cremant.model.errors import NoResource, Unavailable
+from cremant.store.deepstore import DeepStore
+from cremant.store.lease import Leadership, lead
+from cremant.store.metadata import MetadataStore
+from cremant.wire.messages import Heartbeat, HeartbeatReply
+
+_log = logging.getLogger(__name__)
+
+LEADER = "controller"
+LEADER_LEASE_MS = 15_000
+_LEASE_INTERVAL_MS = LEADER_LEASE_MS // 3
+
+
+class Controller:
+    """Owns the catalog and everything that changes it. Thread-safe; blocking calls belong on a thread pool."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        log: Log,
+        deep_store: DeepStore,
+        *,
+        name: str = "Controller",
+        servers_grace_ms: int = SERVERS_GRACE_MS,
+        take_over: bool = True,
+    ) -> None:
+        """`take_over`: the caller has made sure that no other process leads this store (it holds the directory)."""
+        self.clock = Clock()
+        self.store = store
+        self.log = log
+        self.deep_store = deep_store
+        self.name = name
+        self.on_deposed: Callable[[], None] = lambda: None
+        self.catalog = Catalog(store, self._lead(take_over=take_over))
+        self.instances = Instances(self.catalog, self.clock)
+        self.view = ViewBoard(self.catalog, self.instances)
+        self.schemas = Schemas(self.catalog)
+        self.tables = Tables(
+            self.catalog, self.instances, log, deep_store, self.clock, servers_grace_ms=servers_grace_ms
+        )
+        self.pipelines = Pipelines(self.catalog, self.instances, self.clock)
+        self.commits = Commits(self.catalog, self.clock)
+        self.janitor = Janitor(self.catalog, self.tables, log, deep_store, self.clock)
+        self._housekeeping = Housekeeping(self._duties(), self.clock, lambda: self.on_deposed())
+
+    def _duties(self) -> list[Duty]:
+        return [
+            Duty("liveness", 0, self._refresh_liveness),
+            Duty("leader lease", _LEASE_INTERVAL_MS, lambda: self.catalog.renew(self._lead())),
+            Duty("finish drops", 0, self.tables.finish_drops),
+            Duty("growth", GROWTH_INTERVAL_MS, self.janitor.grow_tables),
+            Duty("retention", RETENTION_INTERVAL_MS, self.janitor.expire_segments),
+            Duty("trim", RETENTION_INTERVAL_MS, self.janitor.trim_epoch_logs),
+            Duty("sweep topics", SWEEP_INTERVAL_MS, self.tables.sweep_topics),
+            Duty("sweep store", SWEEP_INTERVAL_MS, self.janitor.sweep_store),
+        ]
+
+    def _lead(self, *, take_over: bool = False) -> Leadership:
+        held = lead(
+            self.store, LEADER, f"{self.name}:{os.getpid()}:{id(self)}", now_ms=self.clock.now_ms(),
+            lease_ms=LEADER_LEASE_MS, take_over=take_over,
+        )  # fmt: skip
+        if held is None:
+            raise Unavailable("another controller leads this metadata store")
+        return held
+
+    def start(self) -> None:
+        self.view.start()
+        self._housekeeping.start()
+
+    def stop(self) -> None:
+        self._housekeeping.stop()
+        self.view.stop()
+
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatReply:
+        if self.instances.heartbeat(beat):
+            self.view.mark_dirty()
+        self.commits.heard(beat.instance.id, beat.report)
+        return HeartbeatReply(controller_nonce=self.view.nonce, view_version=self.view.version)
+
+    def _refresh_liveness(self) -> None:
+        if self.instances.refresh_liveness():
+            self.view.mark_dirty()
+
+    def ready(self) -> tuple[bool, str]:
+        if self.view.version == 0:
+            return False, "no view is published yet"
+        return True, ""
+
+
+def hold_directory(data_dir: Path) -> IO[bytes]:
+    """The exclusive right to run on a data directory, until the returned file is closed (kill -9 closes it, too)."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    file = (data_dir / "controller.lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise NoResource(
+            f"another controller runs on {data_dir}", hint="stop it, or give this one its own --data-dir"
+        ) from error
+    return file

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Instances: who is a member (durable), who lives and what they last said (volatile).
+
+Rule: a report is *material* when others act on it (which segments and tails are served, which pipeline runs, errors);
+progress numbers are not, so heartbeats of a busy, healthy cluster change no view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cremant.cluster.membership import heard, is_live
+from cremant.controller.catalog import Catalog
+from cremant.controller.clock import Clock
+from cremant.model.cluster import InstanceReport, LiveInstance, PipelineReport, Role, TailReport, instance_key
+from cremant.model.limits import INSTANCE_DEAD_AFTER_MS
+from cremant.wire.messages import Heartbeat
+
+
+@dataclass(slots=True)
+class _Heard:
+    at_ms: int
+    report: InstanceReport
+    signature: int
+
+
+class Instances:
+    """Guarded by the catalog's lock."""
+
+    def __init__(self, catalog: Catalog, clock: Clock) -> None:
+        self._catalog = catalog
+        self._clock = clock
+        self._heard: dict[str, _Heard] = {}
+        self._live: frozenset[str] = frozenset()
+        self._started_ms = clock.now_ms()
+
+    def heartbeat(self, beat: Heartbeat) -> bool:
+        """Takes a heartbeat in; True when something material changed. Raises Fenced for a replaced process."""
+        with self._catalog.lock:
+            known = self._catalog.members.get(beat.instance.id)
+            member = heard(known, beat.instance, beat.nonce)
+            if member is not known:
+                self._catalog.commit({instance_key(beat.instance.id): member})
+            before = self._heard.get(beat.instance.id)
+            signature = _signature(beat.report)
+            self._heard[beat.instance.id] = _Heard(self._clock.now_ms(), beat.report, signature)
+            came_alive = self.refresh_liveness()
+            return member is not known or came_alive or before is None or before.signature != signature
+
+    def refresh_liveness(self) -> bool:
+        """True when an instance died or came back since the last look."""
+        with self._catalog.lock:
+            now_ms = self._clock.now_ms()
+            live = frozenset(name for name, last in self._heard.items() if is_live(last.at_ms, now_ms))
+            changed = live != self._live
+            self._live = live
+            return changed
+
+    def is_settled(self) -> bool:
+        """After a restart: every known member was heard again, or had the time to be. Before that, a view would call
+        everyone dead."""
+        if self._clock.now_ms() - self._started_ms > INSTANCE_DEAD_AFTER_MS:
+            return True
+        return self._live >= set(self._catalog.members)
+
+    def is_alive(self, instance: str) -> bool:
+        return instance in self._live
+
+    def live(self, role: Role) -> list[str]:
+        return sorted(name for name in self._live if self._catalog.members[name].record.role is role)
+
+    def reports(self) -> dict[str, InstanceReport]:
+        """Last report of each live instance."""
+        return {name: self._heard[name].report for name in sorted(self._live)}
+
+    def heard_ms_ago(self, instance: str) -> int | None:
+        last = self._heard.get(instance)
+        return None if last is None else self._clock.now_ms() - last.at_ms
+
+    def described(self) -> tuple[LiveInstance, ...]:
+        return tuple(
+            LiveInstance(
+                id=name,
+                role=member.record.role,
+                url=f"http://{_bracketed(member.record.host)}:{member.record.port}",
+                live=name in self._live,
+                nonce=member.nonce,
+            )
+            for name, member in sorted(self._catalog.members.items())
+        )
+
+    def is_replaced(self, instance: str, nonce: str) -> bool:
+        """That process is known to be gone: a newer one runs under its id."""
+        member = self._catalog.members.get(instance)
+        return member is not None and nonce in member.retired
+
+    def tails(self, table: str, incarnation: str) -> dict[str, dict[str, TailReport]]:
+        """partition (as text) -> instance -> report."""
+        found: dict[str, dict[str, TailReport]] = {}
+        for name, report in self.reports().items():
+            for tail in report.tails:
+                if tail.table == table and tail.incarnation == incarnation:
+                    found.setdefault(str(tail.partition), {})[name] = tail
+        return found
+
+    def pipeline(self, table: str, incarnation: str, holder: str | None) -> PipelineReport | None:
+        """What the live pipeline says of a table; the lease holder's word goes first."""
+        found: PipelineReport | None = None
+        for name, report in self.reports().items():
+            for said in report.pipelines:
+                if said.table == table and said.incarnation == incarnation:
+                    if holder is not None and holder.startswith(name):
+                        return said
+                    found = said
+        return found
+
+    def names_incarnation(self, incarnation: str) -> bool:
+        """Some live instance still works on this table."""
+        return any(
+            any(tail.incarnation == incarnation for tail in report.tails)
+            or any(pipeline.incarnation == incarnation for pipeline in report.pipelines)
+            for report in self.reports().values()
+        )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _signature(report: InstanceReport) -> int:
+    return hash(
+        (
+            tuple((said.table, said.segment, said.state, said.checksum, said.error) for said in report.segments),
+            tuple((tail.table, tail.incarnation, tail.partition, tail.error) for tail in report.tails),
+            tuple((p.table, p.incarnation, p.state, p.generation, p.restarts, p.error) for p in report.pipelines),
+        )
+    )

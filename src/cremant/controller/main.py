@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller process: opens stores and log, serves until told to stop."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from starlette.applications import Starlette
+
+from cremant.controller.core import Controller, hold_directory
+from cremant.controller.rest import routes
+from cremant.log.open import open_log
+from cremant.model.names import instance_id
+from cremant.model.settings import Settings
+from cremant.shell.app import RunningServer, listen, make_app, serve
+from cremant.shell.logs import log_event, setup_logging
+from cremant.store.deepstore import DirectoryStore
+from cremant.store.sqlite import SqliteMetadataStore
+
+_log = logging.getLogger(__name__)
+
+
+def store_directory(settings: Settings) -> Path:
+    return Path(settings.store_dir or Path(settings.data_dir) / "store").absolute()
+
+
+def make_controller_app(controller: Controller) -> Starlette:
+    """The app around a started controller; also what tests drive in memory."""
+    return make_app("controller", routes(controller), ready=controller.ready)
+
+
+def run_controller(settings: Settings, *, port: int, insecure: bool) -> None:
+    """Returns when stopped by a signal, or when another controller took over. Raises NoResource, InvalidConfig,
+    Corrupt before it serves."""
+    data_dir = Path(settings.data_dir)
+    bound = listen(settings.host, port, insecure=insecure)
+    name = instance_id("controller", settings.host, bound.getsockname()[1])
+    setup_logging("controller", name)
+    with hold_directory(data_dir):
+        log = open_log(settings)
+        store = SqliteMetadataStore(data_dir / "metadata.db")
+        controller = Controller(store, log, DirectoryStore(store_directory(settings)), name=name)
+        log_event(
+            _log, "controller leads", term=controller.catalog.leadership.term, tables=len(controller.catalog.tables)
+        )
+
+        def on_handle(server: RunningServer) -> None:
+            controller.on_deposed = server.stop
+
+        controller.start()
+        try:
+            serve(
+                make_controller_app(controller), settings.host, port, insecure=insecure, data_dir=data_dir,
+                bound=bound, on_handle=on_handle,
+            )  # fmt: skip
+        finally:
+            controller.stop()
+            store.close()
+            log.close()

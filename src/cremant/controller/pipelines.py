@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipeline leases, generations and bases: carries out `cluster.leases`.
+
+Rule: only what fences is durable (who holds, which generation, which base); renewals are kept in memory, and after a
+restart of the controller the known holder gets one full lease before anyone else may have it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from cremant.cluster import leases
+from cremant.controller.catalog import Catalog
+from cremant.controller.clock import Clock
+from cremant.controller.instances import Instances
+from cremant.model.cluster import PipelineRecord, pipeline_key
+from cremant.model.errors import Fenced
+from cremant.model.limits import PIPELINE_LEASE_MS
+from cremant.shell.logs import log_event
+from cremant.wire.messages import (
+    BaseRequest,
+    GenerationReply,
+    GenerationRequest,
+    LeaseReply,
+    LeaseRequest,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Pipelines:
+    def __init__(self, catalog: Catalog, instances: Instances, clock: Clock) -> None:
+        self._catalog = catalog
+        self._instances = instances
+        self._clock = clock
+        until_ms = clock.now_ms() + PIPELINE_LEASE_MS
+        self._renewed_until_ms = {name: until_ms for name, record in catalog.pipelines.items() if record.holder}
+
+    def _record(self, table: str, incarnation: str) -> PipelineRecord:
+        """With the lease as renewed. Raises Fenced when the table is gone or another one."""
+        table_record = self._catalog.tables.get(table)
+        if table_record is None or table_record.incarnation != incarnation:
+            raise Fenced(f"table {table} has no incarnation {incarnation}", hint="it was dropped: let it go")
+        record = self._catalog.pipelines[table]
+        until_ms = max(record.lease_until_ms, self._renewed_until_ms.get(table, 0)) if record.holder else 0
+        return msgspec.structs.replace(record, lease_until_ms=until_ms)
+
+    def lease(self, request: LeaseRequest) -> LeaseReply:
+        with self._catalog.lock:
+            record = self._record(request.table, request.incarnation)
+            now_ms = self._clock.now_ms()
+            if self._is_replaced(request.holder):
+                raise Fenced(f"{request.holder}: a newer process runs under this id", hint="stop this one")
+            if request.release:
+                released = leases.release(record, request.holder)
+                if released != record:
+                    self._write(request.table, released)
+                return LeaseReply(held=False, holder=released.holder, lease_until_ms=released.lease_until_ms)
+            replaced = record.holder is not None and self._is_replaced(record.holder)
+            taken = leases.take(record, request.holder, now_ms, PIPELINE_LEASE_MS, replaced=replaced)
+            if taken is None:
+                return LeaseReply(held=False, holder=record.holder, lease_until_ms=record.lease_until_ms)
+            if record.holder == request.holder:
+                self._renewed_until_ms[request.table] = taken.lease_until_ms
+            else:
+                self._write(request.table, taken)
+                log_event(_log, "pipeline lease taken", table=request.table, holder=request.holder, was=record.holder)
+            return LeaseReply(held=True, holder=request.holder, lease_until_ms=taken.lease_until_ms)
+
+    def generation(self, request: GenerationRequest) -> GenerationReply:
+        with self._catalog.lock:
+            record = self._record(request.table, request.incarnation)
+            if self._is_replaced(request.holder):
+                raise Fenced(f"{request.holder}: a newer process runs under this id", hint="stop this one")
+            granted = leases.next_generation(record, request.holder, self._clock.now_ms())
+            self._write(request.table, granted)
+            log_event(_log, "generation granted", table=request.table, generation=granted.generation)
+            return GenerationReply(generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint)
+
+    def base(self, request: BaseRequest) -> GenerationReply:
+        with self._catalog.lock:
+            record = self._record(request.table, request.incarnation)
+            changed = leases.set_base(record, request.generation, request.base, request.checkpoint)
+            if changed != record:
+                self._write(request.table, changed)
+            return GenerationReply(generation=changed.generation, base=changed.base, checkpoint=changed.checkpoint)
+
+    def _is_replaced(self, holder: str) -> bool:
+        nonce = leases.nonce_of(holder)
+        return bool(nonce) and self._instances.is_replaced(leases.instance_of(holder), nonce)
+
+    def _write(self, table: str, record: PipelineRecord) -> None:
+        self._catalog.commit({pipeline_key(table): record})
+        self._renewed_until_ms[table] = record.lease_until_ms
