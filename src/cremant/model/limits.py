@@ -9,6 +9,8 @@ MIB = 1024 * KIB
 # --- rows and messages ---
 #: One stream message. Kafka's default is 1 MiB; ours leaves room for wide JSON.
 MESSAGE_BYTES_MAX = 8 * MIB
+#: Arrays and objects inside each other in one message: far below what any decoder's stack holds (about 1,000).
+MESSAGE_DEPTH_MAX = 200
 #: Rows of one row block: 64 Ki rows of ~100 decoded bytes are ~6 MiB, one log append.
 BLOCK_ROWS_MAX = 64 * 1024
 #: A log record: a full block of rows at 1 KiB each.

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the closing of epochs, and the heartbeats of an idle table (decisions: `cremant.epoch.close`).
+
+One lock around both keeps their order: a heartbeat never says "nothing new" between the blocks of an epoch and its
+marks. After a failure or a fence this closer is spent, and so is the query.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, Effect, Event, GapAck, Idle
+from cremant.epoch.format import to_message
+from cremant.epoch.protocol import (
+    Append,
+    Appended,
+    EffectFailed,
+    GiveUp,
+    ReadBack,
+    ReadBackDone,
+    RunPlan,
+    highest_fence,
+)
+from cremant.log.api import Log
+from cremant.model.errors import CremantError, PeerError, WorldError
+from cremant.pipeline.checkpoint import planned_batch
+from cremant.pipeline.plan import EpochPlan
+from cremant.pipeline.starter import give_up, read_heads
+
+
+class Closer:
+    """Marks and heartbeats of one run. Thread-safe."""
+
+    def __init__(self, log: Log, topic: str, incarnation: str, table: str, run: RunPlan) -> None:
+        self._log = log
+        self._topic = topic
+        self._incarnation = incarnation
+        self._table = table
+        self._machine = CloseMachine(run)
+        self._lock = threading.Lock()
+        self._spent: CremantError | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Last closed epoch, 0 before the first."""
+        return self._machine.epoch
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Per partition the stream offset up to which everything is in a closed epoch."""
+        return self._machine.ends
+
+    def close(
+        self, batch_id: int, plan: EpochPlan, blocks: tuple[BlockAck, ...], gaps: tuple[GapAck, ...]
+    ) -> CommitBatch:
+        """Closes the epoch of a batch whose blocks are all acknowledged. Raises Fenced, PeerError,
+        InvariantViolation; Spark must not commit the batch then."""
+        event = CloseBatch(
+            plan=planned_batch(batch_id, plan),
+            blocks=blocks,
+            gaps=gaps,
+            stream_ends=tuple(planned.stream_end for planned in plan.partitions),
+            ends_read_at_ms=plan.at_ms,
+        )
+        with self._lock:
+            self._check()
+            outcome = self._carry_out(self._machine.step(event))
+        if outcome is None:
+            raise PeerError(f"table {self._table}: the closing of batch {batch_id} ended without an outcome")
+        return outcome
+
+    def heartbeat(self, ends: tuple[int, ...], at_ms: int) -> None:
+        """Says that the stream ended at `ends` at `at_ms` (taken before reading them), if all up to there is closed.
+        While a batch is in flight its messages are in `ends` and not closed, so nothing is said."""
+        with self._lock:
+            if self._spent is None:
+                self._carry_out(self._machine.step(Idle(ends=ends, at_ms=at_ms)))
+
+    def _check(self) -> None:
+        if self._spent is not None:
+            raise self._spent
+
+    def _carry_out(self, effects: list[Effect]) -> CommitBatch | None:
+        waiting = list(effects)
+        while waiting:
+            effect = waiting.pop(0)
+            match effect:
+                case CommitBatch():
+                    return effect
+                case GiveUp():
+                    self._spent = give_up(effect, self._table)
+                    raise self._spent
+                case _:
+                    waiting.extend(self._machine.step(self._event_of(effect)))
+        return None
+
+    def _event_of(self, effect: Append | ReadBack) -> Event:
+        try:
+            if isinstance(effect, Append):
+                message = to_message(effect.record, self._incarnation)
+                return Appended(
+                    effect.partition, self._log.append(self._topic, effect.partition, [message]).first_offset
+                )
+            heads = read_heads(self._log, self._topic, effect.partition, effect.first, self._incarnation, effect.up_to)
+            return ReadBackDone(highest_fence(head for _, head in heads))
+        except (WorldError, CremantError, OSError) as error:
+            return EffectFailed(f"{type(effect).__name__}: {error}")

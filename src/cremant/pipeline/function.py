@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A PySpark function of the user's own in the ingest path: DataFrame -> DataFrame, row-local, deterministic.
+
+Rules: only modules on the operator's allow-list (`pipeline_modules`) are imported. The function sees the decoded rows
+(the table's columns, plus `$` columns that say where a row came from) and must hand on all of these columns; it may
+change values and drop rows. It may not move rows between tasks (no shuffle, no sort, no join, no aggregate): operators
+are checked against a list of those that keep a row where it is. Coverage of offsets comes from what the source read,
+never from what the function let through. That it is deterministic cannot be checked beforehand: readers compare hashes
+of blocks that cover the same range (E-2) and stop.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cremant.model import names
+from cremant.model.errors import InvalidConfig
+from cremant.model.offsets import OffsetRange
+from cremant.pipeline import worker
+from cremant.pipeline.plan import Share
+from cremant.pipeline.spec import RunSpec
+from cremant.pipeline.task import REPORT_DDL, EpochWriter, giving_up_loudly, ingest_share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+Function = Callable[["DataFrame"], "DataFrame"]
+
+#: Logical operators of Spark under which every row stays where it is.
+ROW_LOCAL = frozenset(
+    {
+        "Project", "Filter", "SubqueryAlias", "View", "ResolvedHint",
+        "MapInArrow", "MapInPandas", "PythonMapInArrow", "BatchEvalPython", "ArrowEvalPython",
+        "StreamingRelation", "StreamingRelationV2",
+        "StreamingDataSourceV2Relation", "StreamingDataSourceV2ScanRelation",
+    }
+)  # fmt: skip
+
+
+def load_function(path: str, allowed_modules: str) -> Function:
+    """`package.module:function`. Raises InvalidConfig: not on the allow-list, not importable, not callable."""
+    module_name, colon, name = path.partition(":")
+    if not colon or not module_name or not name:
+        raise InvalidConfig(f"pipeline function {path!r} is not of the form package.module:function")
+    allowed = [entry.strip() for entry in allowed_modules.split(",") if entry.strip()]
+    if not any(module_name == entry or module_name.startswith(f"{entry}.") for entry in allowed):
+        raise InvalidConfig(
+            f"pipeline function {path}: module {module_name} is not on the allow-list "
+            f"({', '.join(allowed) or 'which is empty'})",
+            hint="the operator adds it to the setting pipeline_modules of the pipeline process",
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidConfig(
+            f"pipeline function {path} cannot be loaded: {error}",
+            hint="the module must be importable in the pipeline process: install it, or add it to PYTHONPATH",
+        ) from error
+    if not callable(function):
+        raise InvalidConfig(f"pipeline function {path} is not callable, it is a {type(function).__name__}")
+    loaded: Function = function
+    return loaded
+
+
+def row_lane_schema(spec: RunSpec) -> StructType:
+    """What the function sees: `$partition`, the columns of a block; all may be null on the way."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructField, StructType
+
+    assert spec.function_version is not None
+    block = worker.table_at(spec, spec.function_version).ingest.block_schema
+    seen = from_arrow_schema(pa.schema([pa.field(names.PARTITION, pa.int32()), *block]))
+    return StructType([StructField(field.name, field.dataType, nullable=True) for field in seen.fields])
+
+
+def apply_function(frame: DataFrame, function: Function, spec: RunSpec, path: str) -> DataFrame:
+    """The query of a table with a function: rows, function, checks, writer. Raises InvalidConfig."""
+    expected = frame.schema
+    result = function(frame)
+    if type(result).__name__ != "DataFrame":
+        raise InvalidConfig(f"pipeline function {path} returned a {type(result).__name__}, not a DataFrame")
+    check_operators(result, path)
+    found = {field.name: field.dataType for field in result.schema.fields}
+    missing = [field.name for field in expected.fields if field.name not in found]
+    if missing:
+        raise InvalidConfig(
+            f"pipeline function {path} dropped the column(s) {', '.join(missing)}",
+            hint="hand on all columns, the $ columns too: use withColumn and filter rather than select",
+        )
+    for field in expected.fields:
+        if found[field.name].simpleString() != field.dataType.simpleString():
+            raise InvalidConfig(
+                f"pipeline function {path}: column {field.name} became {found[field.name].simpleString()}, expected "
+                f"{field.dataType.simpleString()}",
+                hint="cast it to the type of the table's schema",
+            )
+    ordered = result.select([f"`{field.name}`" for field in expected.fields])
+    return ordered.mapInArrow(_Writer(spec), REPORT_DDL)
+
+
+def check_operators(frame: DataFrame, path: str) -> None:
+    """Raises InvalidConfig if the plan holds anything that could move, merge or invent rows."""
+    waiting: list[Any] = [frame._jdf.queryExecution().analyzed()]
+    while waiting:
+        node = waiting.pop()
+        name = str(node.nodeName())
+        if name not in ROW_LOCAL:
+            raise InvalidConfig(
+                f"pipeline function {path} uses the operator {name}, which does not keep each row where it is (a "
+                "shuffle or the like)",
+                hint="rows must stay in the task that read them: use filter, withColumn, mapInArrow and UDFs",
+            )
+        children = node.children()
+        waiting.extend(children.apply(index) for index in range(children.size()))
+
+
+class Covered(msgspec.Struct, frozen=True, kw_only=True):
+    """A chunk that the source has read: what its block accounts for."""
+
+    partition: int
+    range: OffsetRange
+    rows: int
+    causes: dict[str, int]
+    filtered: int
+    timestamp_type: str
+
+
+class Coverage(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the source read for a task, for the writer of the same task attempt."""
+
+    config_version: int
+    gaps: tuple[tuple[int, OffsetRange], ...]
+    chunks: tuple[Covered, ...]
+
+
+def _coverage_path(spec: RunSpec) -> Path:
+    """A file that only the two Python workers of one task attempt on one machine share."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    name = f"cremant-{spec.incarnation}-{spec.generation}-{context.stageId()}-{context.taskAttemptId()}.json"
+    return Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0]) / name
+
+
+def read_rows(spec: RunSpec, shares: tuple[Share, ...], config_version: int) -> Iterator[pa.RecordBatch]:
+    """The source's side: decoded rows in the types Spark wants; then, what they cover."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    target = to_arrow_schema(row_lane_schema(spec), timezone="UTC")
+    covered: list[Covered] = []
+    with giving_up_loudly(spec):
+        for share in shares:
+            for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
+                causes: dict[str, int] = {}
+                for bad in ingested.rejected:
+                    causes[bad.cause] = causes.get(bad.cause, 0) + 1
+                rows = ingested.batch.num_rows
+                covered.append(
+                    Covered(
+                        partition=share.partition, range=chunk.range, rows=rows, causes=causes,
+                        filtered=ingested.filtered, timestamp_type=timestamp_type,
+                    )
+                )  # fmt: skip
+                if rows:
+                    partition = pa.array(np.full(rows, share.partition, dtype=np.int32))
+                    yield _as_schema([partition, *ingested.batch.columns], target)
+        coverage = Coverage(
+            config_version=config_version,
+            gaps=tuple((share.partition, share.gap) for share in shares if share.gap.length),
+            chunks=tuple(covered),
+        )
+        _coverage_path(spec).write_bytes(msgspec.json.encode(coverage))
+
+
+def _as_schema(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [column.cast(field.type) for column, field in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class _Writer:
+    """The writer's side, in a worker behind the function; pickled into the query."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec_json = spec.to_json()
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from cremant.pipeline.source import batch_id_of_task
+
+        spec = RunSpec.from_json(self._spec_json)
+        with giving_up_loudly(spec):
+            yield write_rows(spec, batch_id_of_task(), list(batches))
+
+
+def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Appends what came through the function, one block per chunk that the source read. Answers the report."""
+    path = _coverage_path(spec)
+    if not path.exists():
+        raise InvalidConfig(
+            f"table {spec.table}: the pipeline function stopped before it had read all its input",
+            hint="a function may drop rows, but must read them all: no limit, no early return",
+        )
+    coverage = msgspec.json.decode(path.read_bytes(), type=Coverage)
+    path.unlink()
+    assert spec.function_version is not None
+    table = worker.table_at(spec, spec.function_version)
+    schema = table.ingest.block_schema
+    rows = pa.Table.from_batches(batches) if batches else None
+    writer = EpochWriter(spec, spec.epoch_of(batch_id), coverage.config_version)
+    for partition, gap in coverage.gaps:
+        writer.gap(partition, gap)
+    for chunk in coverage.chunks:
+        part = _rows_of(rows, chunk) if rows is not None else None
+        if part is None or not part.num_rows:
+            block = pa.RecordBatch.from_pylist([], schema=schema)
+        else:
+            defaults = {field.name: field.default for field in table.record.table_schema.fields}
+            block = _to_block(part, schema, defaults, spec.table)
+        dropped = chunk.rows - block.num_rows
+        writer.block(chunk.partition, chunk.range, block, chunk.causes, chunk.filtered + dropped, chunk.timestamp_type)
+    return writer.report()
+
+
+def _rows_of(rows: pa.Table, chunk: Covered) -> pa.Table:
+    offsets = rows.column(names.OFFSET)
+    inside = pc.and_(
+        pc.equal(rows.column(names.PARTITION), chunk.partition),
+        pc.and_(pc.greater_equal(offsets, chunk.range.first), pc.less(offsets, chunk.range.next)),
+    )
+    return rows.filter(inside)
+
+
+def _to_block(rows: pa.Table, schema: pa.Schema, defaults: dict[str, Any], table: str) -> pa.RecordBatch:
+    """Rows as a block holds them: the block's types, defaults for nulls, each (offset, sub-row) once, ascending."""
+    arrays = []
+    for field in schema:
+        column = rows.column(field.name).combine_chunks().cast(field.type)
+        if column.null_count and not field.nullable:
+            default = False if field.name.startswith(names.IS_NULL_PREFIX) else defaults.get(field.name)
+            if pa.types.is_list(field.type):
+                default = [default]
+            column = (
+                pc.fill_null(column, pa.scalar(default, field.type))
+                if not pa.types.is_list(field.type)
+                else (pc.if_else(pc.is_valid(column), column, pa.scalar(default, field.type)))
+            )
+        arrays.append(column)
+    block = pa.RecordBatch.from_arrays(arrays, schema=schema)
+    offsets = block.column(names.OFFSET).to_numpy(zero_copy_only=False)
+    sub_rows = block.column(names.SUB_ROW).to_numpy(zero_copy_only=False)
+    rising = (np.diff(offsets) > 0) | ((np.diff(offsets) == 0) & (np.diff(sub_rows) > 0))
+    if not bool(rising.all()):
+        raise InvalidConfig(
+            f"table {table}: the pipeline function repeated or reordered rows, or changed $offset or $subRow",
+            hint="a function may change values and drop rows, but not invent or reorder them",
+        )
+    return block

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pipeline process: Java first, everything else beside it; then it follows the cluster view until it is stopped.
+
+If Java dies, the process ends with an error and whoever supervises it starts it again; if this process dies, Java sees
+its input end and exits, and what orphaned workers still write is fenced by generation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cremant.log.open import open_log
+from cremant.model.cluster import Role
+from cremant.model.errors import Unavailable
+from cremant.model.settings import Settings
+from cremant.pipeline.java import Jvm, JvmStart
+from cremant.pipeline.session import begin_jvm, open_session
+from cremant.pipeline.supervisor import Supervisor
+from cremant.shell.app import RunningServer, listen, make_app, serve
+from cremant.shell.logs import log_event, setup_logging
+from cremant.shell.member import Member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+SESSION_TIMEOUT_S = 180.0
+#: All queries together get this long at a stop; the whole stop stays under 5 s.
+STOP_S = 3.0
+
+
+class SessionOnTheWay:
+    """The Spark session, made in a thread of its own; calling it waits. A failure is everybody's failure."""
+
+    def __init__(self, settings: Settings, jvm_start: JvmStart) -> None:
+        self._settings = settings
+        self._jvm_start = jvm_start
+        self._done = threading.Event()
+        self._session: SparkSession | None = None
+        self.jvm: Jvm | None = None
+        self.error: BaseException | None = None
+        self._began_s = time.monotonic()
+
+    def start(self) -> None:
+        threading.Thread(target=self._open, name="spark-session", daemon=True).start()
+
+    def _open(self) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.jvm = self._jvm_start.wait()
+                self._session = open_session(self._settings, self.jvm)
+            log_event(_log, "Spark session ready", after_ms=int((time.monotonic() - self._began_s) * 1000))
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._done.set()
+
+    @property
+    def ready(self) -> bool:
+        return self._session is not None
+
+    def __call__(self) -> SparkSession:
+        if not self._done.wait(SESSION_TIMEOUT_S):
+            raise Unavailable(f"the Spark session did not start in {SESSION_TIMEOUT_S:.0f} s")
+        if self._session is None:
+            raise Unavailable(f"the Spark session did not start: {self.error}")
+        return self._session
+
+    def close(self) -> None:
+        if self.jvm is not None:
+            self.jvm.stop()
+
+
+class PipelineMetrics(Collector):
+    """What `/metrics` says of each table."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterator[Metric]:
+        families = {
+            "epoch": "Last closed epoch.",
+            "rows_total": "Rows appended since this process began.",
+            "rejected_total": "Messages that did not become rows.",
+            "filtered_total": "Rows that filter or function dropped.",
+            "lag_rows": "Messages of the stream that are not in a closed epoch.",
+            "batch_ms": "Length of the last batch.",
+            "restarts": "How often the query was started again after a failure.",
+        }
+        reports = self._supervisor.report().pipelines
+        for name, text in families.items():
+            family = GaugeMetricFamily(f"cremant_pipeline_{name}", text, labels=["table"])
+            for report in reports:
+                value = getattr(report, name)
+                if value is not None:
+                    family.add_metric([report.table], float(value))
+            yield family
+        causes = GaugeMetricFamily("cremant_pipeline_rejected", "Rejected by cause.", labels=["cause"])
+        for query in self._supervisor.queries():
+            for cause, count in sorted(query.totals.rejected.items()):
+                causes.add_metric([cause], float(count))
+        yield causes
+
+
+def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False) -> None:
+    """Runs until SIGTERM or SIGINT. Raises NoResource (no Java, port in use), InvalidConfig."""
+    session = SessionOnTheWay(settings, begin_jvm(settings))
+    session.start()
+    bound = listen(str(settings.host), port, insecure=insecure)
+    host, real_port = bound.getsockname()[:2]
+    log = open_log(settings)
+    supervisors: list[Supervisor] = []
+    member = Member(
+        Role.PIPELINE, settings.data_dir, host, real_port, str(settings.controller_url),
+        lambda: supervisors[0].report(),
+    )  # fmt: skip
+    setup_logging("pipeline", member.id)
+    supervisor = Supervisor(session, log, settings, member)
+    supervisors.append(supervisor)
+    registry = CollectorRegistry()
+    registry.register(PipelineMetrics(supervisor))
+
+    def ready() -> tuple[bool, str]:
+        if session.error is not None:
+            return False, f"Spark did not start: {session.error}"
+        if not session.ready:
+            return False, "Spark is starting"
+        return (member.view is not None), "no view of the cluster yet"
+
+    handles: list[RunningServer] = []
+    member.on_view(supervisor.on_view)
+    member.start()
+    watch = threading.Thread(target=_watch, args=(session, member, handles), name="watch", daemon=True)
+    watch.start()
+    try:
+        app = make_app("pipeline", [], ready=ready, registry=registry)
+        serve(
+            app, host, real_port, insecure=insecure, data_dir=settings.data_dir, bound=bound, on_handle=handles.append
+        )
+    finally:
+        supervisor.stop(STOP_S)
+        member.stop()
+        session.close()
+        log.close()
+    if session.error is not None:
+        raise session.error
+    if session.jvm is not None and handles and getattr(session, "died", False):
+        raise Unavailable("the Java process of the pipeline died", hint=f"see {session.jvm.log_path}")
+
+
+def _watch(session: SessionOnTheWay, member: Member, handles: list[RunningServer]) -> None:
+    """Ends the process when Java is gone or another process took its place: half of a pipeline is none."""
+    while True:
+        time.sleep(0.2)
+        gone = session.jvm is not None and not session.jvm.alive()
+        if gone or session.error is not None or member.fenced:
+            session.died = gone  # type: ignore[attr-defined]
+            for handle in handles:
+                handle.stop()
+            return

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table's life in the pipeline: lease, start protocol, run, and what follows when a run ends.
+
+    waiting   somebody else holds the lease, or the controller is not reachable
+    starting  start protocol and Spark query are on their way
+    running   epochs are made
+    paused    by the user; the lease is given back
+    backoff   the query died; it starts again after a growing pause
+    failed    it cannot go on until the table's config changes (bad config, topic replaced, a rule does not hold)
+
+One thread per table. Views come in from outside; the thread compares them with what it runs. While the controller is
+away, a running query goes on: nobody else can get the lease meanwhile, and the fences of the log decide in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cremant.cluster.leases import holder_name
+from cremant.log.api import Log
+from cremant.model.cluster import PipelineReport, TableView
+from cremant.model.errors import CremantError, Fenced, PeerError
+from cremant.model.limits import PIPELINE_IDLE_MS, PIPELINE_LEASE_MS, PIPELINE_RENEW_MS
+from cremant.model.settings import Settings
+from cremant.pipeline.checkpoint import remove_old_checkpoints
+from cremant.pipeline.run import Run, Totals
+from cremant.pipeline.spec import FINAL
+from cremant.pipeline.starter import Controller, StartDriver
+from cremant.shell.backoff import Backoff
+from cremant.shell.logs import log_event, log_failure
+from cremant.wire.messages import LeaseReply, LeaseRequest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+LEASE_PATH = "/internal/v1/pipeline/lease"
+#: The thread of a table looks around this often while its query runs.
+LOOK_S = 0.05
+
+
+class State(StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    BACKOFF = "backoff"
+    FAILED = "failed"
+
+
+class TableQuery:
+    """A table's thread. `update` and `report` may be called from any thread; `stop` waits for a clean end."""
+
+    def __init__(
+        self,
+        session: Callable[[], SparkSession],
+        log: Log,
+        settings: Settings,
+        controller: Controller,
+        table: TableView,
+    ) -> None:
+        self._session = session
+        self._log = log
+        self._settings = settings
+        self._controller = controller
+        self._table = table
+        self._run_dir = run_dir_of(settings, table)
+        self._state = State.WAITING
+        self._error: str | None = None
+        self._restarts = 0
+        self._run: Run | None = None
+        self._totals = Totals()
+        self._generation = 0
+        #: How many partitions take part; 0 before the first start, which takes all there are.
+        self._partitions = 0
+        self._lag_rows: int | None = None
+        self._renewed_s = 0.0
+        self._backoff = Backoff()
+        self._poked = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"table-{table.name}", daemon=True)
+
+    @property
+    def incarnation(self) -> str:
+        return self._table.record.incarnation
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def update(self, table: TableView) -> None:
+        """A newer view of the table."""
+        self._table = table
+        self._poked.set()
+
+    def stop(self) -> None:
+        """Asks for the end; `join` waits for it."""
+        self._stopping.set()
+        self._poked.set()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def report(self) -> PipelineReport:
+        run, totals = self._run, self._totals
+        return PipelineReport(
+            table=self._table.name,
+            incarnation=self.incarnation,
+            state=str(self._state),
+            generation=self._generation,
+            epoch=run.epoch if run is not None else -1,
+            batch_ms=totals.batch_ms,
+            rows_total=totals.rows,
+            rejected_total=sum(totals.rejected.values()),
+            filtered_total=totals.filtered,
+            lag_rows=self._lag_rows,
+            restarts=self._restarts,
+            error=self._error,
+        )
+
+    @property
+    def totals(self) -> Totals:
+        return self._totals
+
+    # --- the thread ---
+
+    def _live(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._live_once()
+            except Exception as error:
+                self._after_failure(error)
+        self._release()
+        log_event(_log, "table let go", table=self._table.name)
+
+    def _live_once(self) -> None:
+        """One round: from the wish to run to the end of a run."""
+        if self._unwanted():
+            self._set(State.PAUSED)
+            self._release()
+            self._sleep(60_000)
+            return
+        if not self._take_lease():
+            self._set(State.WAITING)
+            self._sleep(PIPELINE_RENEW_MS)
+            return
+        self._set(State.STARTING)
+        run = self._start_run()
+        try:
+            self._set(State.RUNNING)
+            self._watch(run)
+        finally:
+            self._run = None
+            run.stop()
+        outcome = run.outcome()
+        if outcome is not None:
+            raise outcome
+
+    def _start_run(self) -> Run:
+        table = self._table
+        checkpoints = self._run_dir / "checkpoints"
+        self._partitions = partitions_in(table, self._partitions or len(table.partitions))
+        plan = StartDriver(self._controller, self._log, table, checkpoints, self._partitions).run()
+        self._generation = plan.generation
+        run = Run(self._session(), self._log, self._settings, table, plan, self._run_dir, self._totals)
+        run.start()
+        self._run = run
+        remove_old_checkpoints(checkpoints, plan.checkpoint)
+        log_event(
+            _log, "query started", table=table.name, generation=plan.generation, base=plan.base,
+            first_batch=plan.first_batch, previous_epoch=plan.previous, checkpoint=plan.checkpoint, fresh=plan.fresh,
+        )  # fmt: skip
+        return run
+
+    def _watch(self, run: Run) -> None:
+        """Until the query ends or should end."""
+        looked_s, epoch = 0.0, run.epoch
+        while not run.finished():
+            table = self._table
+            if self._stopping.is_set() or self._unwanted():
+                return
+            if run.wants_restart(table.record, partitions_in(table, self._partitions)):
+                log_event(_log, "query restarts for a changed table", table=table.name)
+                return
+            run.update(table.record)
+            if time.monotonic() - self._renewed_s >= PIPELINE_RENEW_MS / 1000:
+                self._renew()
+            if time.monotonic() - looked_s >= PIPELINE_IDLE_MS / 1000:
+                looked_s = time.monotonic()
+                run.heartbeat()
+                self._lag_rows = run.lag_rows()
+                if run.epoch > epoch:
+                    self._backoff.reset()
+                    self._error = None
+            self._poked.wait(LOOK_S)
+            self._poked.clear()
+
+    def _unwanted(self) -> bool:
+        record = self._table.record
+        return record.paused or record.dropping or not record.enabled
+
+    def _take_lease(self) -> bool:
+        reply = self._lease(release=False)
+        self._renewed_s = time.monotonic()
+        if not reply.held:
+            self._error = f"the lease is held by {reply.holder}" if reply.holder else "the lease is not to be had"
+        return reply.held
+
+    def _renew(self) -> None:
+        self._renewed_s = time.monotonic()
+        try:
+            reply = self._lease(release=False)
+        except PeerError as error:
+            log_failure(_log, "lease not renewed, the query goes on", error, table=self._table.name)
+            return
+        if not reply.held:
+            raise Fenced(f"table {self._table.name}: the lease was taken over by {reply.holder}")
+
+    def _release(self) -> None:
+        with contextlib.suppress(CremantError):
+            self._lease(release=True)
+
+    def _lease(self, *, release: bool) -> LeaseReply:
+        holder = holder_name(self._controller.id, self._controller.nonce)
+        request = LeaseRequest(holder=holder, table=self._table.name, incarnation=self.incarnation, release=release)
+        return self._controller.call(LEASE_PATH, request, LeaseReply, PIPELINE_LEASE_MS // 2)
+
+    def _after_failure(self, error: Exception) -> None:
+        self._error = str(error)
+        self._restarts += 1
+        if isinstance(error, Fenced):
+            self._set(State.WAITING)
+            log_failure(_log, "fenced: another pipeline has taken over", error, table=self._table.name)
+            self._sleep(PIPELINE_RENEW_MS)
+        elif isinstance(error, FINAL):
+            self._set(State.FAILED)
+            log_failure(_log, "table stopped", error, table=self._table.name)
+            self._wait_for_change()
+        else:
+            pause_ms = self._backoff.next_ms()
+            self._set(State.BACKOFF)
+            known = isinstance(error, CremantError)
+            log_failure(_log, "query ended, it starts again", error, table=self._table.name, pause_ms=pause_ms)
+            if not known:
+                _log.debug("details", exc_info=error)
+            self._sleep(pause_ms)
+
+    def _wait_for_change(self) -> None:
+        """A final failure stays until the table is another one: new config version, or paused and resumed."""
+        before = self._table.record
+        while not self._stopping.is_set() and self._table.record == before:
+            self._poked.wait(1.0)
+            self._poked.clear()
+        self._error = None
+
+    def _set(self, state: State) -> None:
+        if state is not self._state:
+            log_event(_log, "table state", table=self._table.name, state=str(state), before=str(self._state))
+            self._state = state
+            if state in (State.RUNNING, State.PAUSED):
+                self._error = None if state is State.PAUSED else self._error
+
+    def _sleep(self, pause_ms: int) -> None:
+        """Until the pause is over, a newer view came, or the end."""
+        self._poked.wait(pause_ms / 1000)
+        self._poked.clear()
+
+
+def run_dir_of(settings: Settings, table: TableView) -> Path:
+    return Path(settings.data_dir).absolute() / "tables" / f"{table.name}.{table.record.incarnation}"
+
+
+def remove_run_dir(settings: Settings, name: str, incarnation: str) -> None:
+    shutil.rmtree(Path(settings.data_dir).absolute() / "tables" / f"{name}.{incarnation}", ignore_errors=True)
+
+
+def partitions_in(table: TableView, entered: int) -> int:
+    """How many partitions may take part: those that are in, and those that follow and have a consuming replica online
+    (E-7)."""
+    count = min(entered, len(table.partitions))
+    while count < len(table.partitions) and table.tails.get(str(table.partitions[count].record.partition)):
+        count += 1
+    return count

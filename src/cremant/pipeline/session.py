@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Spark session of a pipeline process: one per process, several tables in it (facts: settings that worked).
+
+Spark's own checkpoint writes cost an epoch about 100 ms on the stock local file system, because it starts a process
+per file; the small jar beside this module has one that does not. `quick_files=False`, or a package without the jar,
+works the same, slower.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cremant.model.errors import NoResource
+from cremant.model.settings import Settings
+from cremant.pipeline.java import QUICK_JAR, Jvm, JvmStart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAIR_POOLS = """<?xml version="1.0"?>
+<allocations><pool name="default"><schedulingMode>FAIR</schedulingMode></pool></allocations>
+"""
+
+
+def session_conf(settings: Settings, *, quick_files: bool = True) -> dict[str, str]:
+    """Every Spark setting that is not Spark's default, with why."""
+    conf = {
+        "spark.app.name": "cremant-pipeline",
+        "spark.master": str(settings.spark_master),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.sql.session.timeZone": "UTC",
+        # Several tables share the task slots fairly.
+        "spark.scheduler.mode": "FAIR",
+        # A worker process imports pyarrow once, in the process that all workers are forked from.
+        "spark.python.daemon.module": "cremant.pipeline.daemon",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
+        # An epoch is the latency: look for new messages often, never run an empty batch.
+        "spark.sql.streaming.pollingDelay": "20ms",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.streaming.numRecentProgressUpdates": "10",
+        "spark.sql.streaming.minBatchesToRetain": "100",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.cleaner.periodicGC.interval": "10min",
+        "spark.sql.warehouse.dir": str(Path(settings.data_dir).absolute() / "spark-warehouse"),
+        "spark.local.dir": str(Path(settings.data_dir).absolute() / "spark-local"),
+        "spark.sql.catalogImplementation": "in-memory",
+    }
+    if quick_files and QUICK_JAR.exists():
+        conf["spark.hadoop.fs.file.impl"] = "dev.cremant.fs.QuickLocalFileSystem"
+        conf["spark.hadoop.fs.AbstractFileSystem.file.impl"] = "dev.cremant.fs.QuickLocalFs"
+    return conf
+
+
+def begin_jvm(settings: Settings) -> JvmStart:
+    """First thing a pipeline process does: Java needs seconds, everything else can happen beside it."""
+    data_dir = Path(settings.data_dir).absolute()
+    (data_dir / "spark-local").mkdir(parents=True, exist_ok=True)
+    return JvmStart.begin(driver_memory=str(settings.spark_driver_memory), log_path=data_dir / "spark.log")
+
+
+def open_session(settings: Settings, jvm: Jvm, *, quick_files: bool = True) -> SparkSession:
+    """The session, in the JVM that was begun. Once per process. Raises NoResource."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_GATEWAY_PORT"] = str(jvm.port)
+    os.environ["PYSPARK_GATEWAY_SECRET"] = jvm.secret
+    try:
+        from pyspark import SparkConf
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NoResource("PySpark is not installed", hint="pip install 'cremant[pipeline]'") from error
+    try:
+        conf = SparkConf(loadDefaults=False)
+        for name, value in session_conf(settings, quick_files=quick_files).items():
+            conf.set(name, value)
+        return SparkSession.builder.config(conf=conf).getOrCreate()
+    finally:
+        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one run of a table's query is: fixed when the query starts, known to driver, planner and workers alike.
+
+Files of a run (in `run_dir`, on a disk that all of them see): `config-<version>.json` one per config version that a
+plan may name, written before any plan names it; `wanted.json` what the driver wants of the next plan; `stopped.json`
+why the planner or a task gave up.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cremant.model import errors
+from cremant.model.cluster import TableRecord
+from cremant.model.errors import Corrupt, CremantError, InvariantViolation
+from cremant.model.settings import Settings
+from cremant.pipeline.plan import Wanted
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`log_settings`: what `open_log` needs. `starts`: where a query without checkpoint begins.
+
+    `epoch = base + batch id`, except for the one batch that replays the epoch that was committed already.
+    """
+
+    run_dir: str
+    log_settings: dict[str, Any]
+    table: str
+    incarnation: str
+    topic: str
+    topic_incarnation: str
+    epoch_topic: str
+    dead_letter_topic: str
+    generation: int
+    base: int
+    starts: tuple[int, ...]
+    tasks_max: int
+    replay_batch: int | None = None
+    replay_epoch: int | None = None
+    #: Rows go through a function of the user's, which is part of the query: it and its config version are fixed for
+    #: the run. The source emits rows, a writer behind the function appends them. None: the fused lane.
+    function_version: int | None = None
+
+    def epoch_of(self, batch_id: int) -> int:
+        if batch_id == self.replay_batch and self.replay_epoch is not None:
+            return self.replay_epoch
+        return self.base + batch_id
+
+    def to_json(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSpec:
+        return msgspec.json.decode(text, type=cls)
+
+    def settings(self) -> Settings:
+        return Settings(("pipeline run", self.log_settings))
+
+
+def log_settings_of(settings: Settings) -> dict[str, Any]:
+    """The settings that decide how the log is opened, with absolute paths."""
+    from cremant.log.open import log_directory
+
+    names = ("log_fsync", "log_segment_bytes", "log_retention_ms")
+    return {"log_dir": str(log_directory(settings)), **{name: getattr(settings, name) for name in names}}
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replaces `path` in one step; survives the death of this process at any moment, and a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def config_path(run_dir: str | Path, version: int) -> Path:
+    return Path(run_dir) / f"config-{version}.json"
+
+
+def write_config(run_dir: str | Path, record: TableRecord) -> None:
+    """Keeps a config version for replays. A version never changes, so one that is there stays."""
+    path = config_path(run_dir, record.config_version)
+    if not path.exists():
+        write_durably(path, msgspec.json.encode(record))
+
+
+def read_config(run_dir: str | Path, version: int) -> TableRecord:
+    path = config_path(run_dir, version)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=TableRecord)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise Corrupt(f"config version {version} of a planned epoch cannot be read from {path}: {error}") from error
+
+
+def write_wanted(run_dir: str | Path, wanted: Wanted) -> None:
+    path = Path(run_dir) / "wanted.json"
+    temporary = path.with_name(f".wanted.{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(wanted))
+    temporary.replace(path)
+
+
+class WantedFile:
+    """The planner's view of `wanted.json`; read again only when it changed."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        self._path = Path(run_dir) / "wanted.json"
+        self._stamp: tuple[int, int] | None = None
+        self._wanted: Wanted | None = None
+
+    def read(self) -> Wanted:
+        stat = self._path.stat()
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        if self._wanted is None or stamp != self._stamp:
+            self._wanted = msgspec.json.decode(self._path.read_bytes(), type=Wanted)
+            self._stamp = stamp
+        return self._wanted
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """Why planner or task gave up: the error's class, text and hint, and what the class's constructor needs more."""
+
+    kind: str
+    message: str
+    hint: str = ""
+    rule: str = ""
+
+
+#: Trying again changes nothing about these; the query ends in state `failed` until its config or topic changes.
+FINAL = (errors.InvalidConfig, errors.InvariantViolation, errors.Corrupt)
+
+
+def write_stopped(run_dir: str | Path, error: CremantError) -> None:
+    """Tells the driver in plain words what Spark will wrap in stack traces. The first reason stays."""
+    path = Path(run_dir) / "stopped.json"
+    if not path.exists():
+        rule = error.rule if isinstance(error, InvariantViolation) else ""
+        write_durably(
+            path,
+            msgspec.json.encode(Stopped(kind=type(error).__name__, message=error.message, hint=error.hint, rule=rule)),
+        )
+
+
+def take_stopped(run_dir: str | Path) -> CremantError | None:
+    """The reason that was left, as an error; it is removed."""
+    path = Path(run_dir) / "stopped.json"
+    try:
+        stopped = msgspec.json.decode(path.read_bytes(), type=Stopped)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{path} cannot be read: {error}") from error
+    path.unlink(missing_ok=True)
+    if stopped.rule:
+        return InvariantViolation(stopped.rule, stopped.message.removeprefix(f"{stopped.rule}: "), hint=stopped.hint)
+    kind = getattr(errors, stopped.kind, CremantError)
+    try:
+        revived = kind(stopped.message, hint=stopped.hint)
+    except TypeError:
+        revived = CremantError(stopped.message, hint=stopped.hint)
+    return revived if isinstance(revived, CremantError) else CremantError(stopped.message, hint=stopped.hint)

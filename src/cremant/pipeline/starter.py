@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries out the start protocol of a table's query (decisions: `cremant.epoch.start`).
+
+Each effect ends in exactly one event. A refusal by the controller (no lease, higher generation) is an event of its own;
+anything that fails or whose outcome is unknown ends the start, and the next one sorts it out.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, assert_never
+
+from cremant.cluster.leases import holder_name
+from cremant.epoch import start_messages as start
+from cremant.epoch.format import Head, peek, to_message
+from cremant.epoch.protocol import (
+    Append,
+    Appended,
+    EffectFailed,
+    GiveUp,
+    ReadBack,
+    ReadBackDone,
+    RunPlan,
+    highest_fence,
+)
+from cremant.epoch.scan import PartitionScan
+from cremant.epoch.start import StartMachine
+from cremant.log.api import Log
+from cremant.model.cluster import TableView
+from cremant.model.errors import (
+    AlreadyExists,
+    Conflict,
+    CremantError,
+    Fenced,
+    InvariantViolation,
+    NotFound,
+    PeerError,
+    WorldError,
+)
+from cremant.model.limits import MIB
+from cremant.model.names import epoch_topic
+from cremant.pipeline.checkpoint import inspect_checkpoint, remove_commits_above, remove_plans_above
+from cremant.wire.messages import BaseRequest, GenerationReply, GenerationRequest
+
+GENERATION_PATH = "/internal/v1/pipeline/generation"
+BASE_PATH = "/internal/v1/pipeline/base"
+SCAN_MESSAGES = 1_024
+SCAN_BYTES = 32 * MIB
+
+T = TypeVar("T")
+
+
+class Controller(Protocol):
+    """What the pipeline needs of `Member`."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def nonce(self) -> str: ...
+
+    def call(self, path: str, message: object, reply_type: type[T], timeout_ms: int = ...) -> T: ...
+
+
+def ensure_epoch_topic(log: Log, table: TableView) -> str:
+    """The table's epoch log, with a partition for each of the table's; made or grown where the controller has not."""
+    name, wanted = epoch_topic(table.name, table.record.incarnation), max(1, len(table.partitions))
+    try:
+        topic = log.topic(name)
+    except NotFound:
+        try:
+            topic = log.create_topic(name, wanted)
+        except AlreadyExists:
+            topic = log.topic(name)
+    if topic.partitions < wanted:
+        try:
+            log.grow_topic(name, wanted)
+        except Conflict:
+            pass  # somebody else grew it, further
+    return name
+
+
+def read_heads(
+    log: Log, topic: str, partition: int, first: int, incarnation: str, up_to: int | None = None
+) -> Iterator[tuple[int, Head]]:
+    """(log offset, head) of every record from `first` (or the earliest left) to `up_to` (or the present end)."""
+    end = log.latest(topic, partition) if up_to is None else up_to
+    reader = log.reader(topic, partition, max(first, log.earliest(topic, partition)))
+    try:
+        while reader.position < end:
+            batch = reader.read(max_messages=SCAN_MESSAGES, max_bytes=SCAN_BYTES)
+            if batch is None:
+                return
+            for index, offset in enumerate(batch.offsets.tolist()):
+                if offset >= end:
+                    return
+                yield offset, peek(batch.values[index].as_buffer(), incarnation)
+    finally:
+        reader.close()
+
+
+class StartDriver:
+    """One start, with the first `partitions` of the table. `checkpoints` holds its checkpoint directories."""
+
+    def __init__(self, controller: Controller, log: Log, table: TableView, checkpoints: Path, partitions: int) -> None:
+        self._controller = controller
+        self._log = log
+        self._table = table
+        self._incarnation = table.record.incarnation
+        self._checkpoints = checkpoints
+        self._views = table.partitions[:partitions]
+        self._topic = epoch_topic(table.name, self._incarnation)
+
+    def run(self) -> RunPlan:
+        """The outcome of the start. Raises Fenced (somebody else's turn), PeerError (try again) or
+        InvariantViolation."""
+        ensure_epoch_topic(self._log, self._table)
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        machine = StartMachine(
+            config_version=self._table.record.config_version,
+            scan_from={view.record.partition: view.consuming.start for view in self._views},
+        )
+        waiting = list(machine.begin())
+        while waiting:
+            effect = waiting.pop(0)
+            if isinstance(effect, start.Planned):
+                return self._ready(effect.run)
+            if isinstance(effect, GiveUp):
+                raise give_up(effect, self._table.name)
+            try:
+                event = self._carry_out(effect)
+            except (PeerError, WorldError, NotFound, OSError) as error:
+                event = EffectFailed(f"{type(effect).__name__}: {error}")
+            waiting.extend(machine.step(event))
+        raise PeerError(f"table {self._table.name}: the start protocol ended without a plan")
+
+    def _carry_out(self, effect: start.Effect) -> start.Event:
+        match effect:
+            case start.TakeGeneration():
+                return self._take_generation()
+            case Append(partition, record):
+                appended = self._log.append(self._topic, partition, [to_message(record, self._incarnation)])
+                return Appended(partition, appended.first_offset)
+            case ReadBack(partition, first, up_to):
+                heads = read_heads(self._log, self._topic, partition, first, self._incarnation, up_to)
+                return ReadBackDone(highest_fence(head for _, head in heads))
+            case start.ReadPartitions():
+                return start.PartitionsRead(tuple(view.record.start_offset for view in self._views))
+            case start.ReadTo():
+                return self._scan(effect)
+            case start.InspectCheckpoint(checkpoint):
+                return start.CheckpointInspected(inspect_checkpoint(self._checkpoints / checkpoint))
+            case start.TakeBase(generation, base, checkpoint):
+                return self._take_base(generation, base, checkpoint)
+            case start.RepairCheckpoint(checkpoint, commits_above, plans_above):
+                remove_commits_above(self._checkpoints / checkpoint, commits_above)
+                remove_plans_above(self._checkpoints / checkpoint, plans_above)
+                return start.CheckpointRepaired()
+            case start.Planned() | GiveUp():
+                raise InvariantViolation("start", f"{type(effect).__name__} has no event")
+            case _:
+                assert_never(effect)
+
+    def _take_generation(self) -> start.Event:
+        holder = holder_name(self._controller.id, self._controller.nonce)
+        request = GenerationRequest(holder=holder, table=self._table.name, incarnation=self._incarnation)
+        try:
+            reply = self._controller.call(GENERATION_PATH, request, GenerationReply)
+        except (Conflict, Fenced) as error:
+            return start.GenerationRefused(str(error))
+        return start.GenerationTaken(reply.generation, reply.checkpoint)
+
+    def _take_base(self, generation: int, base: int, checkpoint: str) -> start.Event:
+        request = BaseRequest(
+            table=self._table.name, incarnation=self._incarnation, generation=generation, base=base,
+            checkpoint=checkpoint,
+        )  # fmt: skip
+        try:
+            self._controller.call(BASE_PATH, request, dict[str, Any])
+        except (Conflict, Fenced) as error:
+            return start.GenerationRefused(str(error))
+        return start.BaseTaken()
+
+    def _scan(self, request: start.ReadTo) -> start.Event:
+        scan = PartitionScan(request)
+        heads = read_heads(self._log, self._topic, request.partition, scan.from_offset, self._incarnation)
+        for log_offset, head in heads:
+            scan.add(log_offset, head)
+            if scan.done:
+                break
+        return start.Scanned(request.partition, scan)
+
+    def _ready(self, run: RunPlan) -> RunPlan:
+        if run.fresh:
+            shutil.rmtree(self._checkpoints / run.checkpoint, ignore_errors=True)
+        return run
+
+
+def give_up(effect: GiveUp, table: str) -> CremantError:
+    """The error that a machine's `GiveUp` stands for."""
+    text = f"table {table}: {effect.reason}"
+    if effect.rule:
+        return InvariantViolation(effect.rule, text)
+    return Fenced(text) if effect.fenced else PeerError(text)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a task does: read its share of the stream, decode, append row blocks, report what it appended.
+
+The append is the idempotent side effect of the task: a retried one writes the same blocks again and readers drop them
+by offset (E-2). Blocks are acknowledged by the log before the task reports them, and only the report of the attempt
+that Spark takes counts. Nothing here looks at a clock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from cremant.epoch.format import row_block, to_message
+from cremant.ingest.blocks import to_blocks
+from cremant.ingest.plan import Ingested, Rejected
+from cremant.log.api import Log, Message, OffsetExpired
+from cremant.model.errors import AlreadyExists, CremantError, InvalidConfig, NotFound
+from cremant.model.limits import BLOCK_ROWS_MAX, DEAD_LETTERS_PER_BLOCK_MAX
+from cremant.model.offsets import OffsetRange
+from cremant.pipeline import worker
+from cremant.pipeline.chunks import Chunk, chunks
+from cremant.pipeline.plan import Share
+from cremant.pipeline.spec import FINAL, RunSpec, write_stopped
+
+#: One row per appended block or gap; what the driver collects. `causes`: JSON object cause -> count of rejected ones.
+REPORT_SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("first", pa.int64()),
+        pa.field("next", pa.int64()),
+        pa.field("rows", pa.int64()),
+        pa.field("rejected", pa.int64()),
+        pa.field("filtered", pa.int64()),
+        pa.field("max_ingestion_ms", pa.int64()),
+        pa.field("causes", pa.string()),
+        pa.field("gap", pa.bool_()),
+    ]
+)
+REPORT_DDL = (
+    "partition INT, first BIGINT, next BIGINT, rows BIGINT, rejected BIGINT, filtered BIGINT, "
+    "max_ingestion_ms BIGINT, causes STRING, gap BOOLEAN"
+)
+
+
+class EpochWriter:
+    """Appends the blocks of one epoch of one task, and keeps what it reports of them."""
+
+    def __init__(self, spec: RunSpec, epoch: int, config_version: int) -> None:
+        self._spec = spec
+        self._epoch = epoch
+        self._config_version = config_version
+        self._log: Log = worker.log_of(spec)
+        self._rows: list[tuple[int, int, int, int, int, int, int | None, str, bool]] = []
+
+    def gap(self, partition: int, range: OffsetRange) -> None:
+        """Reports a gap that the planner has appended."""
+        if range.length:
+            self._rows.append((partition, range.first, range.next, 0, 0, 0, None, "", True))
+
+    def rows(self, partition: int, range: OffsetRange, ingested: Ingested, timestamp_type: str) -> None:
+        """Appends what `range` became as blocks that cover it exactly."""
+        for part in to_blocks(ingested, range, BLOCK_ROWS_MAX):
+            causes = Counter(bad.cause for bad in ingested.rejected if part.range.first <= bad.offset < part.range.next)
+            self.block(partition, part.range, part.batch, causes, part.filtered, timestamp_type)
+
+    def block(
+        self, partition: int, range: OffsetRange, batch: pa.RecordBatch, causes: Mapping[str, int], filtered: int,
+        timestamp_type: str,
+    ) -> None:  # fmt: skip
+        """Appends one block that accounts for exactly `range`; `causes`: why how many messages were rejected."""
+        rejected = sum(causes.values())
+        block = row_block(
+            generation=self._spec.generation, epoch=self._epoch, config_version=self._config_version, range=range,
+            batch=batch, rejected=rejected, filtered=filtered, timestamp_type=timestamp_type,
+        )  # fmt: skip
+        self._log.append(self._spec.epoch_topic, partition, [to_message(block, self._spec.incarnation)])
+        text = json.dumps(causes, sort_keys=True) if causes else ""
+        row = (
+            partition,
+            range.first,
+            range.next,
+            batch.num_rows,
+            rejected,
+            filtered,
+            block.max_ingestion_ms,
+            text,
+            False,
+        )
+        self._rows.append(row)
+
+    def report(self) -> pa.RecordBatch:
+        columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * len(REPORT_SCHEMA)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, REPORT_SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=REPORT_SCHEMA)
+
+
+def ingest_share(spec: RunSpec, share: Share, config_version: int) -> Iterator[tuple[Chunk, Ingested, str]]:
+    """The chunks of a share, decoded; rejected messages are sent to the dead-letter topic on the way."""
+    table = worker.table_at(spec, config_version)
+    try:
+        reader = worker.reader_at(spec, share.partition, share.first)
+        for chunk in chunks(reader, share.range):
+            if chunk.batch is None:
+                empty = pa.RecordBatch.from_pylist([], schema=table.ingest.block_schema)
+                yield chunk, Ingested(batch=empty, rejected=()), ""
+                continue
+            ingested = table.ingest.run(chunk.batch)
+            if ingested.rejected:
+                _dead_letters(spec, share.partition, ingested.rejected, table.record.config.cremant.pipeline)
+            yield chunk, ingested, str(chunk.batch.timestamp_type)
+    except BaseException:
+        worker.drop_reader(spec, share.partition)
+        raise
+
+
+def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_version: int) -> pa.RecordBatch:
+    """The fused task: stream to epoch log. Answers the report."""
+    with giving_up_loudly(spec):
+        writer = EpochWriter(spec, spec.epoch_of(batch_id), config_version)
+        for share in shares:
+            writer.gap(share.partition, share.gap)
+            for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
+                writer.rows(share.partition, chunk.range, ingested, timestamp_type)
+        return writer.report()
+
+
+class giving_up_loudly:
+    """Leaves the reason of a final error where the driver finds it in plain words; the error goes on to Spark."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._run_dir = spec.run_dir
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CremantError) and isinstance(error, FINAL) and not isinstance(error, OffsetExpired):
+            write_stopped(self._run_dir, error)
+
+
+def _dead_letters(spec: RunSpec, partition: int, rejected: tuple[Rejected, ...], config: object) -> None:
+    """A bounded sample of rejected messages, for people to look at; counts are in the marks."""
+    from cremant.model.table import PipelineConfig
+
+    assert isinstance(config, PipelineConfig)
+    if config.stop_on_bad_record:
+        bad = rejected[0]
+        raise InvalidConfig(
+            f"table {spec.table} stops at bad records: partition {partition} offset {bad.offset}: {bad.cause}: "
+            f"{bad.detail}",
+            hint="fix the producer or the schema, or set cremant.pipeline.stopOnBadRecord to false",
+        )
+    messages = [
+        Message(
+            key=f"{partition}:{bad.offset}".encode(),
+            value=json.dumps(
+                {
+                    "table": spec.table, "topic": spec.topic, "partition": partition, "offset": bad.offset,
+                    "cause": bad.cause, "detail": bad.detail, "sample": bad.sample.decode("utf-8", "backslashreplace"),
+                }
+            ).encode(),
+        )
+        for bad in rejected[:DEAD_LETTERS_PER_BLOCK_MAX]
+    ]  # fmt: skip
+    log = worker.log_of(spec)
+    try:
+        log.append(spec.dead_letter_topic, 0, messages)
+    except NotFound:
+        try:
+            log.create_topic(spec.dead_letter_topic, 1)
+        except AlreadyExists:
+            pass  # another worker was quicker
+        log.append(spec.dead_letter_topic, 0, messages)
