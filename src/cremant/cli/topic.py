@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cremant topic` and `cremant produce`: the embedded log directly where its directory is on this machine (also while
-no controller runs), else over HTTP."""
+"""`cremant topic`, over HTTP; and `cremant produce`: straight into the embedded log where its directory is on this
+machine (also while no controller runs), else over HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rich.table import Table
 
@@ -18,9 +18,9 @@ from cremant.cli.find import Target
 from cremant.log.api import Log
 from cremant.log.embedded import EmbeddedLog
 from cremant.log.produce import BATCH_LINES, produce_lines
-from cremant.model.errors import InvalidConfig, NotFound
+from cremant.model.errors import InvalidConfig, NotFound, UserError
 from cremant.model.limits import MIB, PARTITIONS_MAX
-from cremant.model.names import check_topic_name
+from cremant.model.names import check_topic_name, is_epoch_topic
 from cremant.model.offsets import OffsetRange
 
 #: Lines sent over HTTP in one request: far below PRODUCE_BODY_BYTES_MAX.
@@ -43,12 +43,8 @@ def create_topic(target: Target, topic: str, partitions: int, *, as_json: bool) 
     check_topic_name(topic)
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidConfig(f"--partitions {partitions}: expected 1 to {PARTITIONS_MAX}")
-    with _local_log(target) as log:
-        if log is not None:
-            log.create_topic(topic, partitions)
-        else:
-            with Client(target.controller) as client:
-                client.create_topic(topic, partitions)
+    with Client(target.controller) as client:
+        client.create_topic(topic, partitions)
     if as_json:
         write_json({"topic": topic, "partitions": partitions})
     else:
@@ -56,12 +52,8 @@ def create_topic(target: Target, topic: str, partitions: int, *, as_json: bool) 
 
 
 def delete_topic(target: Target, topic: str, *, as_json: bool) -> None:
-    with _local_log(target) as log:
-        if log is not None:
-            log.delete_topic(topic)
-        else:
-            with Client(target.controller) as client:
-                client.delete_topic(topic)
+    with Client(target.controller) as client:
+        client.delete_topic(topic)
     if as_json:
         write_json({"topic": topic, "deleted": True})
     else:
@@ -69,30 +61,21 @@ def delete_topic(target: Target, topic: str, *, as_json: bool) -> None:
 
 
 def list_topics(target: Target, *, as_json: bool) -> None:
-    topics = _described(target)
+    with Client(target.controller) as client:
+        topics = client.topics()
     if as_json:
         write_json({"topics": topics})
         return
     table = Table("topic", "partitions", "messages", box=None, header_style="bold", pad_edge=False)
     for topic in topics:
-        table.add_row(topic["name"], str(topic["partitions"]), f"{topic.get('messages', ''):,}")
+        table.add_row(topic["name"], str(topic["partitions"]), f"{topic['messages']:,}")
     out.print(table if topics else "no topics")
-
-
-def _described(target: Target) -> list[dict[str, Any]]:
-    with _local_log(target) as log:
-        if log is None:
-            with Client(target.controller) as client:
-                return client.topics()
-        described = []
-        for info in sorted(log.topics()):
-            kept = sum(log.latest(info.name, p) - log.earliest(info.name, p) for p in range(info.partitions))
-            described.append({"name": info.name, "partitions": info.partitions, "messages": kept})
-        return described
 
 
 def produce(target: Target, topic: str, source: str, *, keyed: bool, as_json: bool) -> None:
     """`source` is a file or `-`. Prints what was appended: offsets per partition."""
+    if is_epoch_topic(topic):
+        raise UserError(f"topic {topic} is the epoch log of a table: only its pipeline writes to it")
     try:
         stream: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115 - closed below
     except OSError as error:
