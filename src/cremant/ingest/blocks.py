@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cremant.ingest.plan import Ingested
+from cremant.model import names
+from cremant.model.errors import InvariantViolation
 from cremant.model.offsets import OffsetRange
 
 
@@ -23,6 +28,52 @@ class BlockPart:
 
 
 def to_blocks(ingested: Ingested, range: OffsetRange, max_rows: int) -> list[BlockPart]:
-    """The parts of `range`, each of at most `max_rows` rows; one (maybe empty) part at least unless the range is empty.
-    A function of its arguments alone. Raises InvariantViolation if something of `ingested` lies outside `range`."""
-    raise NotImplementedError
+    """The parts of `range`, each of at most `max_rows` rows (more only if one stream record became more: records are
+    not split); one, maybe empty, part at least unless the range is empty. A part ends where the next one's first row
+    begins, so records without rows belong to the part before. A function of its arguments alone. Raises
+    InvariantViolation if something of `ingested` lies outside `range`."""
+    offsets = ingested.batch.column(names.OFFSET).to_numpy()
+    rejected = [record.offset for record in ingested.rejected]
+    filtered = ingested.filtered_offsets
+    _check_inside(range, offsets, rejected, filtered)
+    if range.length == 0:
+        return []
+    cuts = _cuts(offsets, max_rows)
+    firsts = [range.first, *(int(offsets[cut]) for cut in cuts)]
+    nexts = [*firsts[1:], range.next]
+    parts = []
+    for first, next_offset, start, end in zip(firsts, nexts, [0, *cuts], [*cuts, len(offsets)], strict=True):
+        batch = ingested.batch.slice(start, end - start)
+        parts.append(
+            BlockPart(
+                range=OffsetRange(first, next_offset),
+                batch=batch,
+                rejected=bisect_left(rejected, next_offset) - bisect_left(rejected, first),
+                filtered=bisect_left(filtered, next_offset) - bisect_left(filtered, first),
+                max_ingestion_ms=pc.max(batch.column(names.INGESTION_TIME)).as_py(),
+            )
+        )
+    return parts
+
+
+def _cuts(offsets: np.ndarray, max_rows: int) -> list[int]:
+    """Row indexes at which a new part begins, always the first row of a record."""
+    cuts = []
+    start = 0
+    while len(offsets) - start > max_rows:
+        cut = int(np.searchsorted(offsets, offsets[start + max_rows], side="left"))
+        if cut <= start:
+            cut = int(np.searchsorted(offsets, offsets[start], side="right"))
+            if cut == len(offsets):
+                break
+        cuts.append(cut)
+        start = cut
+    return cuts
+
+
+def _check_inside(range: OffsetRange, offsets: np.ndarray, rejected: list[int], filtered: tuple[int, ...]) -> None:
+    for what, found in (("rows", offsets), ("rejected records", rejected), ("filtered records", filtered)):
+        if len(found) and not (range.first <= found[0] and found[-1] < range.next):
+            raise InvariantViolation(
+                "E-2", f"{what} at offsets {found[0]} to {found[-1]} are not all inside [{range.first}, {range.next})"
+            )

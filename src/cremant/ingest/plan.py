@@ -9,9 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
+from cremant.ingest.causes import SAMPLE_BYTES, Cause
+from cremant.ingest.cells import DEFAULT_MAX_LENGTH, Cells, finish_cells
+from cremant.ingest.decode_json import JsonDecoder
+from cremant.ingest.transform import compile_derivation
 from cremant.log.api import MessageBatch
+from cremant.model import names
 from cremant.model.schema import Schema
 from cremant.model.table import TableConfig
 
@@ -46,16 +52,97 @@ class Ingested:
 class IngestPlan:
     """Immutable and cheap to share between threads. Make one with `compile_ingest`."""
 
+    def __init__(self, schema: Schema, config: TableConfig) -> None:
+        self._fields = schema.fields
+        self._nulls = config.null_handling or schema.enable_column_based_null_handling
+        keep_going = (config.raw_json.get("ingestionConfig") or {}).get("continueOnError") is True
+        self._derivation = compile_derivation(schema, config, keep_going=keep_going)
+        self._decoder = JsonDecoder((*schema.fields, *self._derivation.sources), keep_going=keep_going)
+        self._block_schema = _block_schema(schema, with_nulls=self._nulls)
+
     @property
     def block_schema(self) -> pa.Schema:
-        """`$offset` int64, `$subRow` int32, `$ingestionTime` int64 (nullable), the table's columns in schema order, then
-        `$isNull.<column>` bool for every column when null handling is on."""
-        raise NotImplementedError
+        """`$offset` int64, `$subRow` int32, `$ingestionTime` int64 (nullable), the table's columns in schema order,
+        then `$isNull.<column>` bool for every column when null handling is on."""
+        return self._block_schema
 
     def run(self, batch: MessageBatch) -> Ingested:
-        raise NotImplementedError
+        """All messages of `batch`: each becomes a row, a rejected record or a filtered one. Never raises for data."""
+        decoded = self._decoder.decode(batch.values)
+        rejected = [_reject(batch, at, refusal.cause, refusal.detail) for at, refusal in decoded.bad]
+        columns = decoded.columns
+        kept = decoded.kept
+        filtered: tuple[int, ...] = ()
+        if not self._derivation.is_identity:
+            derived = self._derivation.run(columns, len(kept))
+            rejected.extend(
+                _reject(batch, int(kept[at]), Cause.TRANSFORM_FAILED, detail) for at, detail in derived.failures
+            )
+            filtered = tuple(batch.offsets[kept[derived.dropped]].tolist())
+            columns = derived.columns
+            if derived.keep is not None:
+                kept = kept[derived.keep]
+        return self._finish(batch, columns, kept, rejected, filtered)
+
+    def _finish(
+        self,
+        batch: MessageBatch,
+        columns: list[pa.Array],
+        kept: np.ndarray,
+        rejected: list[Rejected],
+        filtered: tuple[int, ...],
+    ) -> Ingested:
+        cells = [finish_cells(field, column) for field, column in zip(self._fields, columns, strict=False)]
+        arrays = [
+            pa.array(batch.offsets[kept], pa.int64()),
+            pa.array(np.zeros(len(kept), dtype=np.int32)),
+            _ingestion_times(batch.timestamps_ms[kept]),
+            *(cell.array for cell in cells),
+        ]
+        if self._nulls:
+            none_missing = pa.array(np.zeros(len(kept), dtype=bool))
+            arrays.extend(none_missing if cell.missing is None else cell.missing for cell in cells)
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._block_schema)
+        too_long = [cell.failed for cell in cells if cell.failed is not None]
+        if too_long:
+            failed = np.logical_or.reduce(too_long)
+            for at in np.flatnonzero(failed).tolist():
+                rejected.append(_reject(batch, int(kept[at]), Cause.TOO_LONG, self._too_long_detail(cells, at)))
+            rows = rows.filter(pa.array(~failed))
+        rejected.sort(key=lambda record: record.offset)
+        return Ingested(rows, tuple(rejected), filtered)
+
+    def _too_long_detail(self, cells: list[Cells], at: int) -> str:
+        for field, cell in zip(self._fields, cells, strict=True):
+            if cell.failed is not None and cell.failed[at]:
+                return f"column {field.name}: longer than maxLength {field.max_length or DEFAULT_MAX_LENGTH}"
+        return ""
+
+
+def _reject(batch: MessageBatch, at: int, cause: Cause, detail: str) -> Rejected:
+    value = batch.values[at]
+    sample = value.as_buffer()[:SAMPLE_BYTES].to_pybytes() if value.is_valid else b""
+    return Rejected(int(batch.offsets[at]), cause.value, detail, sample)
+
+
+def _ingestion_times(timestamps_ms: np.ndarray) -> pa.Array:
+    """Null where the stream gave no time (negative)."""
+    unknown = timestamps_ms < 0
+    return pa.array(timestamps_ms, pa.int64(), mask=unknown if unknown.any() else None)
+
+
+def _block_schema(schema: Schema, *, with_nulls: bool) -> pa.Schema:
+    fields = [
+        pa.field(names.OFFSET, pa.int64(), nullable=False),
+        pa.field(names.SUB_ROW, pa.int32(), nullable=False),
+        pa.field(names.INGESTION_TIME, pa.int64()),
+        *schema.arrow_schema(),
+    ]
+    if with_nulls:
+        fields += [pa.field(f"{names.IS_NULL_PREFIX}{spec.name}", pa.bool_(), nullable=False) for spec in schema.fields]
+    return pa.schema(fields)
 
 
 def compile_ingest(schema: Schema, config: TableConfig) -> IngestPlan:
     """Raises InvalidConfig for transforms and filters that this version cannot run."""
-    raise NotImplementedError
+    return IngestPlan(schema, config)

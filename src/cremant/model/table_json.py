@@ -148,7 +148,7 @@ def _filter(ingestion: dict[str, Any]) -> str | None:
 
 
 def _transforms(ingestion: dict[str, Any]) -> tuple[TransformConfig, ...]:
-    transforms = []
+    transforms: list[TransformConfig] = []
     for at, item in enumerate(ingestion.get("transformConfigs") or []):
         column, function = (
             (item.get("columnName"), item.get("transformFunction")) if isinstance(item, dict) else (None, None)
