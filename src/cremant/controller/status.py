@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of the cluster in one document: what a person looks at first (`GET /status`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cremant
+from cremant.controller.core import Controller
+from cremant.model.cluster import TableView, as_json
+from cremant.model.errors import CremantError
+from cremant.model.segments import ReplicaState, SegmentStatus
+
+
+def status(controller: Controller) -> dict[str, Any]:
+    """Units are in the names; a number that nobody knows is null."""
+    view = controller.view.build(controller.view.version)
+    return {
+        "version": cremant.__version__,
+        "viewVersion": view.version,
+        "timeMs": controller.clock.now_ms(),
+        "leaderTerm": controller.catalog.leadership.term,
+        "instances": [
+            {
+                "id": instance.id,
+                "role": str(instance.role),
+                "url": instance.url,
+                "live": instance.live,
+                "heardMsAgo": controller.instances.heard_ms_ago(instance.id),
+            }
+            for instance in view.instances
+        ],
+        "tables": [_table(controller, table) for _, table in sorted(view.tables.items())],
+    }
+
+
+def _table(controller: Controller, table: TableView) -> dict[str, Any]:
+    record = table.record
+    partitions = [_partition(controller, table, index) for index in range(len(table.partitions))]
+    lags = [partition["lagRows"] for partition in partitions]
+    epochs = [partition["epoch"] for partition in partitions if partition["epoch"] is not None]
+    return {
+        "name": table.name,
+        "incarnation": record.incarnation,
+        "state": _state(table),
+        "topic": record.config.stream.topic,
+        "replication": record.config.replication,
+        "configVersion": record.config_version,
+        "epoch": min(epochs, default=None),
+        "lagRows": None if None in lags else sum(lags),
+        "rows": sum(segment.rows for segment in table.segments) + sum(p["consumingRows"] for p in partitions),
+        "segments": _segments(controller, table),
+        "pipeline": _pipeline(table),
+        "partitions": partitions,
+    }
+
+
+def _state(table: TableView) -> str:
+    if not table.record.enabled:
+        return "disabled"
+    if table.record.paused:
+        return "paused"
+    return table.pipeline.state if table.pipeline is not None else "waiting for a pipeline"
+
+
+def _pipeline(table: TableView) -> dict[str, Any]:
+    record = table.pipeline_record
+    said = as_json(table.pipeline) if table.pipeline is not None else {}
+    return {"holder": record.holder, "generation": record.generation, "base": record.base, "report": said or None}
+
+
+def _segments(controller: Controller, table: TableView) -> dict[str, Any]:
+    with controller.catalog.lock:
+        everyone = list(controller.catalog.segments.get(table.name, {}).values())
+    online = {name for name, replicas in table.external.items() if ReplicaState.ONLINE in replicas.values()}
+    return {
+        "done": len(table.segments),
+        "committing": sum(segment.status is SegmentStatus.COMMITTING for segment in everyone),
+        "consuming": sum(segment.status is SegmentStatus.IN_PROGRESS for segment in everyone),
+        "online": sum(segment.name in online for segment in table.segments),
+        "withoutReplica": sorted(segment.name for segment in table.segments if segment.name not in online),
+        "singleCopy": sum(len(segment.copies) < 2 and segment.store_url is None for segment in table.segments),
+        "rows": sum(segment.rows for segment in table.segments),
+        "bytes": sum(segment.size_bytes for segment in table.segments),
+    }
+
+
+def _partition(controller: Controller, table: TableView, index: int) -> dict[str, Any]:
+    view = table.partitions[index]
+    tails = table.tails.get(str(view.record.partition), {})
+    best = max(tails.values(), key=lambda tail: tail.watermark.next_offset, default=None)
+    visible = best.watermark.next_offset if best is not None else None
+    end = _stream_end(controller, table, view.record.partition)
+    freshness_ms = best.watermark.freshness_ms if best is not None else None
+    return {
+        "partition": view.record.partition,
+        "consuming": view.record.consuming,
+        "status": str(view.consuming.status),
+        "streamEnd": end,
+        "visibleOffset": visible,
+        "lagRows": None if end is None or visible is None else max(0, end - visible),
+        "epoch": best.watermark.epoch if best is not None else None,
+        "freshnessLagMs": None if freshness_ms is None else max(0, controller.clock.now_ms() - freshness_ms),
+        "consumingRows": max(0, visible - view.consuming.start_offset) if visible is not None else 0,
+        "replicas": {
+            instance: {
+                "live": controller.instances.is_alive(instance),
+                "visibleOffset": tails[instance].watermark.next_offset if instance in tails else None,
+                "epoch": tails[instance].watermark.epoch if instance in tails else None,
+                "tailRows": tails[instance].rows if instance in tails else None,
+                "error": tails[instance].error if instance in tails else None,
+            }
+            for instance in view.record.replicas
+        },
+    }
+
+
+def _stream_end(controller: Controller, table: TableView, partition: int) -> int | None:
+    try:
+        return controller.log.latest(table.record.config.stream.topic, partition)
+    except CremantError:
+        return None
