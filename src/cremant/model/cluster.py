@@ -124,7 +124,10 @@ class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds."""
+    """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds.
+
+    `state`: waiting (no epoch log yet), catchingUp, consuming, tailQuota (no room for more rows until some are sealed),
+    tailSpillFailed, tailSpillBehind, retrying, stopped. `error` is set when it is stopped or retrying."""
 
     table: str
     incarnation: str
@@ -133,6 +136,7 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     rows: int
     watermark: Watermark
     error: str | None = None
+    state: str = "consuming"
 
 
 class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

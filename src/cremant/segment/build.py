@@ -16,7 +16,7 @@ Rules (segment completion design):
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,9 +59,17 @@ class Built:
     max_ingestion_ms: int | None
 
 
-def build_segment(directory: Path, batches: Sequence[pa.RecordBatch], spec: SegmentSpec, *, fsync: bool) -> Built:
+def build_segment(
+    directory: Path,
+    batches: Sequence[pa.RecordBatch],
+    spec: SegmentSpec,
+    *,
+    fsync: bool,
+    on_progress: Callable[[], None] = lambda: None,
+) -> Built:
     """Writes `rows.parquet` into `directory` (created if needed). `batches` are the rows of exactly the range, in
-    offset order. Raises NoResource when the disk is full, Behind when `spec.schema` is older than the rows."""
+    offset order. `on_progress` is called after each row group. Raises NoResource when the disk is full, Behind when
+    `spec.schema` is older than the rows."""
     directory.mkdir(parents=True, exist_ok=True)
     path, temporary = directory / PARQUET_FILE, directory / (PARQUET_FILE + ".tmp")
     batches = [batch for batch in batches if batch.num_rows]
@@ -74,6 +82,7 @@ def build_segment(directory: Path, batches: Sequence[pa.RecordBatch], spec: Segm
                 writer.write_batch(group, row_group_size=BATCH_ROWS)
                 content.update(group)
                 ranges.add(group)
+                on_progress()
                 rows += group.num_rows
                 max_ingestion_ms = newest(max_ingestion_ms, pc.max(group.column(INGESTION_TIME)).as_py())
         if fsync:

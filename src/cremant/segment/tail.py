@@ -106,6 +106,17 @@ class Tail:
                 )
             self._snapshot = TailSnapshot(now.first_offset, next_offset, (*now.blocks, block), now.rows + block.rows)
 
+    def append_gap(self, next_offset: int) -> None:
+        """Offsets up to `next_offset` have no rows here."""
+        with self._lock:
+            if next_offset > self._snapshot.next_offset:
+                self._snapshot = replace(self._snapshot, next_offset=next_offset)
+
+    def restart(self, offset: int) -> None:
+        """Empty, and going on at `offset`: the rows before it are served from elsewhere."""
+        with self._lock:
+            self._swap(offset, offset, ())
+
     def drop_below(self, offset: int) -> None:
         """Rows below `offset` are sealed and served from their segment."""
         with self._lock:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Directories of one server.
+
+    <data_dir>/segments/<table>.<incarnation>/<segment>/   complete sealed segments (see segment/reader.py)
+    <data_dir>/scratch/<n>/                                builds and downloads in progress; emptied at start
+    <data_dir>/tails/<table>.<incarnation>/<partition>/    spilled tails; emptied at start
+
+A segment's directory appears by one rename, complete. Only one process works in a data directory at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import os
+import shutil
+from pathlib import Path
+from typing import IO
+
+from cremant.model.errors import NoResource
+from cremant.segment.reader import SealedSegment, open_segment
+from cremant.server.partition import PartitionId
+
+
+class ServerFiles:
+    def __init__(self, data_dir: str | Path) -> None:
+        self.root = Path(data_dir).absolute()
+        self._segments = self.root / "segments"
+        self._scratch = self.root / "scratch"
+        self._tails = self.root / "tails"
+        self._numbers = itertools.count(1)
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._lock = self._take()
+        for scratch in (self._scratch, self._tails):
+            shutil.rmtree(scratch, ignore_errors=True)
+        self._segments.mkdir(exist_ok=True)
+
+    def _take(self) -> IO[bytes]:
+        lock = (self.root / "server.lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise NoResource(
+                f"{self.root} is in use by another server process", hint="each server needs a data directory of its own"
+            ) from error
+        return lock
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def tail_directory(self, partition: PartitionId) -> Path:
+        return self._tails / f"{partition.table}.{partition.incarnation}" / str(partition.partition)
+
+    def segment_directory(self, table: str, incarnation: str, segment: str) -> Path:
+        return self._segments / f"{table}.{incarnation}" / segment
+
+    def new_scratch(self) -> Path:
+        path = self._scratch / str(next(self._numbers))
+        path.mkdir(parents=True)
+        return path
+
+    def adopt(self, scratch: Path, target: Path) -> SealedSegment:
+        """Moves a complete directory to its place, replacing what is there, and opens it."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(scratch, target)
+        return open_segment(target)
+
+    def remove(self, directory: Path) -> None:
+        """Queries that still read the files keep their mappings."""
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def remove_segment(self, table: str, incarnation: str, segment: str) -> None:
+        self.remove(self.segment_directory(table, incarnation, segment))
+
+    def remove_table(self, table: str, incarnation: str) -> None:
+        self.remove(self._segments / f"{table}.{incarnation}")
+
+    def tables_on_disk(self) -> list[tuple[str, str]]:
+        """(table, incarnation) of every directory there is."""
+        names = (path.name for path in self._segments.iterdir() if path.is_dir())
+        return [(table, incarnation) for table, _, incarnation in (name.rpartition(".") for name in names)]
+
+    def segments_on_disk(self, table: str, incarnation: str) -> list[str]:
+        directory = self._segments / f"{table}.{incarnation}"
+        return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []

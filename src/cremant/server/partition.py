@@ -1,0 +1,294 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Consuming one partition of a table: epoch log -> reader (order, fencing) -> tail -> watermark.
+
+Rules (epoch log and freshness designs):
+
+- `turn` is called by one thread at a time and never blocks: a bounded read, then the reader's effects in order.
+- The watermark advances only after the rows are in the tail. Whoever needs both reads the watermark first.
+- After a start the partition is *behind* until it has read its log up to the end that it saw at the start.
+- A rule that does not hold stops the partition for good, with what is visible staying visible and queries on it
+  answered `behind`; damaged or unreachable log files are retried with backoff. Nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import assert_never
+
+import msgspec
+
+from cremant.epoch import format as records
+from cremant.epoch.reader import (
+    CaughtUp,
+    Effect,
+    EpochClosed,
+    Fenced,
+    GapTaken,
+    PartitionReader,
+    RolledBack,
+    Stopped,
+    TakeRows,
+)
+from cremant.log.api import Log, LogReader, MessageBatch
+from cremant.model.errors import CremantError, InvariantViolation, NotFound, WorldError
+from cremant.model.limits import MIB
+from cremant.model.names import epoch_topic
+from cremant.model.offsets import Position, Watermark
+from cremant.segment.build import newest
+from cremant.segment.cuts import Closings
+from cremant.segment.tail import SpillQuota, Tail
+from cremant.shell.backoff import Backoff
+from cremant.shell.logs import log_event, log_failure
+
+_log = logging.getLogger(__name__)
+
+#: One turn of one partition: bounded, so that a partition that catches up does not starve the others.
+TURN_MESSAGES_MAX = 256
+TURN_BYTES_MAX = 8 * MIB
+
+
+class PartitionState(StrEnum):
+    WAITING = "waiting"
+    CATCHING_UP = "catchingUp"
+    CONSUMING = "consuming"
+    RETRYING = "retrying"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionId:
+    table: str
+    incarnation: str
+    partition: int
+
+    @property
+    def topic(self) -> str:
+        return epoch_topic(self.table, self.incarnation)
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.incarnation}/{self.partition}"
+
+
+class Partition:
+    """One (table, partition) on this server. `start`: where its open segment begins in the epoch log."""
+
+    def __init__(
+        self,
+        own: PartitionId,
+        start: Position,
+        directory: Path,
+        quota: SpillQuota,
+        *,
+        max_ingestion_ms: int | None = None,
+    ) -> None:
+        self.id = own
+        self.state = PartitionState.WAITING
+        self.error: str | None = None
+        self.watermark = Watermark(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=max_ingestion_ms)
+        self.tail = Tail(directory, start.next_offset, quota)
+        self.closings = Closings(start)
+        #: Rows ignored, rejected... are the pipeline's to report; these are what this replica took.
+        self.rows_taken = 0
+        self.bytes_taken = 0
+        self.last_indexed_ms: int | None = None
+        #: Epoch log offset of the next record to read.
+        self.log_offset = start.log_offset
+        #: Held by a turn and by whoever moves the partition or reads its closings.
+        self.lock = threading.RLock()
+        self._machine = PartitionReader(own.partition, start)
+        self._source: LogReader | None = None
+        self._target: int | None = None
+        self._backoff = Backoff()
+        self._retry_at_s = 0.0
+
+    @property
+    def behind(self) -> bool:
+        """Rows that were acknowledged before this process started may not be visible yet, or never will."""
+        return self.state is not PartitionState.CONSUMING
+
+    @property
+    def state_name(self) -> str:
+        blocked = self.tail.blocked
+        return blocked if blocked is not None and self.state is not PartitionState.STOPPED else self.state.value
+
+    @property
+    def waits_for_log(self) -> bool:
+        """A turn now would only find what the log may have got meanwhile."""
+        return self._source is not None and self.tail.blocked is None and self.state is not PartitionState.STOPPED
+
+    def turn(self, log: Log, now_ms: int) -> bool:
+        """Reads and applies what is there, within bounds; True if there may be more at once."""
+        if self.state is PartitionState.STOPPED or self.tail.blocked or time.monotonic() < self._retry_at_s:
+            return False
+        with self.lock:
+            try:
+                more = self._turn(log, now_ms)
+            except InvariantViolation as error:
+                self._stop(str(error))
+                return False
+            except (WorldError, NotFound) as error:
+                self._retry(error)
+                return False
+        if more and self.state is PartitionState.RETRYING:
+            self._set_state()
+        return more
+
+    def release(self, first: int, end: int) -> None:
+        """Rows [first, end) are served from a segment: the tail begins at `end`, if they were its first ones. May be
+        called while a turn runs."""
+        if first <= self.tail.snapshot.first_offset < end:
+            self.tail.drop_below(end)
+
+    def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
+        """Goes on at `start`: everything before it is sealed and served from segments."""
+        with self.lock:
+            self.tail.restart(start.next_offset)
+            self.closings = Closings(start)
+            self._machine = PartitionReader(self.id.partition, start)
+            self.log_offset = start.log_offset
+            self.rows_taken = self.bytes_taken = 0
+            self._close_source()
+            self.watermark = msgspec.structs.replace(
+                self.watermark,
+                next_offset=start.next_offset,
+                epoch=start.epoch,
+                max_ingestion_ms=newest(self.watermark.max_ingestion_ms, max_ingestion_ms),
+            )
+        log_event(_log, "partition goes on after a fetched segment", partition=str(self.id), offset=start.next_offset)
+
+    def close(self) -> None:
+        with self.lock:
+            self.state = PartitionState.STOPPED
+            self._close_source()
+            self.tail.close()
+
+    # --- reading ---
+
+    def _turn(self, log: Log, now_ms: int) -> bool:
+        source = self._source or self._open(log)
+        if source is None:
+            return False
+        batch = source.read(max_messages=TURN_MESSAGES_MAX, max_bytes=TURN_BYTES_MAX)
+        if batch is not None:
+            self._apply_batch(source, batch, now_ms)
+            self.log_offset = batch.next_offset
+        self._backoff.reset()
+        self._set_state()
+        return batch is not None
+
+    def _open(self, log: Log) -> LogReader | None:
+        topic, partition = self.id.topic, self.id.partition
+        try:
+            known = partition < log.topic(topic).partitions
+        except NotFound:
+            known = False
+        if not known and self.log_offset == 0:
+            # No pipeline has written yet. There are no rows, and none are missing.
+            self._retry_at_s = time.monotonic() + 0.1
+            self.state = PartitionState.CONSUMING
+            return None
+        if self._target is None:
+            self._target = log.latest(topic, partition)
+        self._source = log.reader(topic, partition, self.log_offset)
+        return self._source
+
+    def _apply_batch(self, source: LogReader, batch: MessageBatch, now_ms: int) -> None:
+        for index, log_offset in enumerate(batch.offsets.tolist()):
+            try:
+                record = records.decode(batch.values[index].as_buffer(), self.id.incarnation)
+            except CremantError:
+                # Nothing of this record was applied: a retry begins with it.
+                source.seek(log_offset)
+                self.log_offset = log_offset
+                raise
+            for effect in self._machine.step(record, log_offset):
+                self._apply(effect, now_ms)
+
+    def _apply(self, effect: Effect, now_ms: int) -> None:
+        match effect:
+            case TakeRows():
+                self._take(effect, now_ms)
+            case GapTaken(range=gap):
+                self.tail.append_gap(gap.next)
+                self._advance(next_offset=gap.next)
+            case EpochClosed(position=position, epoch=epoch):
+                self.closings.drop_below(self.tail.snapshot.first_offset)
+                self.closings.add(position, self.rows_taken, self.bytes_taken)
+                self._advance(epoch=epoch)
+            case CaughtUp(at_ms=at_ms):
+                self._advance(caught_up_at_ms=newest(self.watermark.caught_up_at_ms, at_ms))
+            case RolledBack(next_offset=next_offset, epoch=epoch):
+                self._roll_back(next_offset, epoch)
+            case Stopped(rule=rule, message=message, hint=hint):
+                raise InvariantViolation(rule, message, hint=hint)
+            case Fenced():
+                pass
+            case _:
+                assert_never(effect)
+
+    def _take(self, taken: TakeRows, now_ms: int) -> None:
+        self.tail.append(taken.batch, taken.range.next)
+        self.rows_taken += taken.batch.num_rows
+        self.bytes_taken += int(taken.batch.nbytes)
+        self.last_indexed_ms = now_ms
+        ingested_ms, source = taken.max_ingestion_ms, taken.timestamp_type
+        if ingested_ms is None and taken.batch.num_rows:
+            # The stream gives no time: the time of indexing stands for it, in the watermark only.
+            ingested_ms, source = now_ms, "index"
+        self._advance(
+            next_offset=taken.range.next,
+            max_ingestion_ms=newest(self.watermark.max_ingestion_ms, ingested_ms),
+            source=source,
+        )
+
+    def _roll_back(self, next_offset: int, epoch: int) -> None:
+        if next_offset < self.tail.snapshot.first_offset:
+            raise InvariantViolation(
+                "E-4",
+                f"partition {self.id}: rewound to offset {next_offset}, below the sealed rows that end at "
+                f"{self.tail.snapshot.first_offset}",
+                hint="restart the server after the controller has dropped the segments above that epoch",
+            )
+        self.tail.truncate(next_offset)
+        self.closings.truncate(next_offset, epoch)
+        # What was visible newest is unknown now; the next rows say it again.
+        self._advance(next_offset=next_offset, epoch=epoch, max_ingestion_ms=None, caught_up_at_ms=None)
+        log_event(_log, "partition was rewound", partition=str(self.id), epoch=epoch, offset=next_offset)
+
+    def _advance(self, **changes: int | str | None) -> None:
+        self.watermark = msgspec.structs.replace(self.watermark, **changes)
+
+    # --- states ---
+
+    def _set_state(self) -> None:
+        self.error = None
+        if self._target is not None and self.log_offset >= self._target:
+            if self.state is not PartitionState.CONSUMING:
+                log_event(_log, "partition has caught up", partition=str(self.id), rows=self.tail.snapshot.rows)
+            self.state = PartitionState.CONSUMING
+        elif self._target is not None:
+            self.state = PartitionState.CATCHING_UP
+
+    def _stop(self, why: str) -> None:
+        self.state = PartitionState.STOPPED
+        self.error = why
+        self._close_source()
+        log_event(_log, "partition stopped", level=logging.ERROR, partition=str(self.id), error=why)
+
+    def _retry(self, error: CremantError) -> None:
+        if self.error is None:
+            log_failure(_log, f"partition {self.id} cannot read its log, it is retried", error)
+        self.error = str(error)
+        self.state = PartitionState.RETRYING
+        self._retry_at_s = time.monotonic() + self._backoff.next_ms() / 1000
+        self._close_source()
+
+    def _close_source(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One table on one server: its sealed segments, its partitions, and which of both answer a query.
+
+Rule: `resolve` sees one instant. Installing a segment and dropping its rows from the tail happen under the same lock,
+so whatever a query asks for, it gets each row of the range exactly once: from the segment or from the tail.
+
+A request names sealed segments and, per partition, a tail *from an offset*. The broker need not know how far this
+server has sealed: a segment whose rows are still in the tail is served from there, and a tail that was sealed
+meanwhile is served from its segments. What cannot be served exactly is said to be missing or behind.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from cremant.model.cluster import TableRecord
+from cremant.model.offsets import OffsetRange, Watermark
+from cremant.model.schema import DataType
+from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.segment.blocks import TailPart, TailSnapshot
+from cremant.segment.layout import Alignment
+from cremant.segment.reader import SealedSegment, slice_from
+from cremant.segment.sealing import Sealing
+from cremant.server.partition import Partition
+from cremant.shell.backoff import Backoff
+from cremant.wire.messages import TailRequest
+
+
+@dataclass(slots=True, eq=False)
+class HostedSegment:
+    """A sealed segment that this server should hold. `sealed` is set once its verified bytes are open."""
+
+    metadata: SegmentMetadata
+    sealed: SealedSegment | None = None
+    error: str | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    retry_at_s: float = 0.0
+    #: Monotonic seconds since when the view no longer assigns it here.
+    unwanted_since_s: float | None = None
+    #: Read in full and found good since this process started.
+    verified: bool = False
+    _scan: tuple[Alignment, tuple[pa.RecordBatch, ...]] | None = None
+
+    @property
+    def state(self) -> ReplicaState:
+        if self.sealed is not None:
+            return ReplicaState.ONLINE
+        return ReplicaState.ERROR if self.error else ReplicaState.OFFLINE
+
+    def scan(self, sealed: SealedSegment, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
+        known = self._scan
+        if known is None or known[0] is not alignment or self.sealed is not sealed:
+            known = (alignment, tuple(alignment.align(batch) for batch in sealed.batches))
+            self._scan = known
+        return known[1]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPart:
+    """Rows of a sealed segment within [from_offset, until)."""
+
+    hosted: HostedSegment
+    sealed: SealedSegment
+    from_offset: int
+    until: int
+
+    @property
+    def whole(self) -> bool:
+        metadata = self.hosted.metadata
+        return self.from_offset <= metadata.start_offset and self.until >= (metadata.end_offset or 0)
+
+    def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
+        scanned = self.hosted.scan(self.sealed, alignment)
+        return scanned if self.whole else slice_from(scanned, self.from_offset, self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class TailRows:
+    """Rows of a tail, under the name of the segment they belong to."""
+
+    partition: int
+    segment: str
+    parts: tuple[TailPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedTail:
+    """What a tail request gets: sealed rows first, then those of the tail."""
+
+    partition: int
+    covered: OffsetRange
+    watermark: Watermark
+    sealed: tuple[SegmentPart, ...]
+    rows: TailRows
+
+
+@dataclass(slots=True)
+class Resolved:
+    """One instant of a table, as far as a query asked for it."""
+
+    alignment: Alignment
+    schema_version: int
+    segments: list[SegmentPart | TailRows] = field(default_factory=list)
+    tails: list[ResolvedTail] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    behind: list[int] = field(default_factory=list)
+
+
+class HostedTable:
+    """`lock` guards all fields; hold it for short, never while reading files."""
+
+    def __init__(self, record: TableRecord) -> None:
+        self.lock = threading.RLock()
+        self.partitions: dict[int, Partition] = {}
+        self.segments: dict[str, HostedSegment] = {}
+        #: Open segment of each partition, as the view has it; and how far its completion is.
+        self.open: dict[int, SegmentMetadata] = {}
+        self.sealings: dict[str, Sealing] = {}
+        #: Grows while a segment is built or uploaded (keeps the committer's lease alive).
+        self.progress: dict[str, int] = {}
+        self._schema_version = 0
+        self.update(record)
+
+    def update(self, record: TableRecord) -> None:
+        with self.lock:
+            before = getattr(self, "record", None)
+            self.record = record
+            same = before is not None and before.table_schema == record.table_schema
+            if not same or null_handling(before) != null_handling(record):
+                self.alignment = Alignment(record.table_schema, null_handling=null_handling(record))
+                self._schema_version += 1
+
+    @property
+    def name(self) -> str:
+        return self.record.config.name
+
+    @property
+    def single_precision(self) -> frozenset[str]:
+        """FLOAT columns: an engine compares them in less precision than their ranges are kept in."""
+        return frozenset(f.name for f in self.record.table_schema.fields if f.data_type is DataType.FLOAT)
+
+    def install(self, metadata: SegmentMetadata, sealed: SealedSegment, *, verified: bool) -> None:
+        """The segment is served from its files from now on, and its rows leave the tail."""
+        assert metadata.end is not None
+        with self.lock:
+            hosted = self.segments.get(metadata.name) or HostedSegment(metadata)
+            hosted.metadata, hosted.sealed, hosted.error, hosted.verified = metadata, sealed, None, verified
+            hosted.backoff.reset()
+            self.segments[metadata.name] = hosted
+            partition = self.partitions.get(metadata.partition)
+            if partition is not None:
+                partition.release(metadata.start_offset, metadata.end.next_offset)
+
+    def resolve(self, segments: tuple[str, ...], tails: tuple[TailRequest, ...]) -> Resolved:
+        with self.lock:
+            found = Resolved(self.alignment, self._schema_version)
+            for name in segments:
+                part = self._segment(name)
+                if part is None:
+                    found.missing.append(name)
+                else:
+                    found.segments.append(part)
+            for request in tails:
+                tail = self._tail(request)
+                if tail is None:
+                    found.behind.append(request.partition)
+                else:
+                    found.tails.append(tail)
+            return found
+
+    def serves_from_tail(self, metadata: SegmentMetadata) -> bool:
+        """The rows of a sealed segment are all still in the tail."""
+        partition = self.partitions.get(metadata.partition)
+        if partition is None or metadata.end is None or partition.behind:
+            return False
+        snapshot = partition.tail.snapshot
+        return snapshot.first_offset <= metadata.start_offset and metadata.end.next_offset <= snapshot.next_offset
+
+    def _segment(self, name: str) -> SegmentPart | TailRows | None:
+        hosted = self.segments.get(name)
+        if hosted is None:
+            return None
+        metadata = hosted.metadata
+        assert metadata.end_offset is not None
+        if hosted.sealed is not None:
+            return SegmentPart(hosted, hosted.sealed, metadata.start_offset, metadata.end_offset)
+        if not self.serves_from_tail(metadata):
+            return None
+        snapshot = self.partitions[metadata.partition].tail.snapshot
+        parts = snapshot.between(metadata.start_offset, metadata.end_offset)
+        return TailRows(metadata.partition, name, parts)
+
+    def _tail(self, request: TailRequest) -> ResolvedTail | None:
+        partition = self.partitions.get(request.partition)
+        if partition is None or partition.behind:
+            return None
+        # In this order: the rows are then at least as new as the watermark says.
+        watermark = partition.watermark
+        snapshot = partition.tail.snapshot
+        first, end = request.from_offset, snapshot.next_offset
+        if first > end:
+            return None
+        sealed = self._sealed_before(request.partition, first, snapshot)
+        if sealed is None:
+            return None
+        opened = self.open.get(request.partition)
+        return ResolvedTail(
+            partition=request.partition,
+            covered=OffsetRange(first, end),
+            watermark=msgspec.structs.replace(watermark, next_offset=end),
+            sealed=sealed,
+            rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end)),
+        )
+
+    def _sealed_before(self, partition: int, first: int, snapshot: TailSnapshot) -> tuple[SegmentPart, ...] | None:
+        """Sealed rows of exactly [first, start of the tail); None when they are not all here."""
+        parts: list[SegmentPart] = []
+        at, end = first, snapshot.first_offset
+        held = [hosted for hosted in self.segments.values() if hosted.metadata.partition == partition]
+        for hosted in sorted(held, key=lambda hosted: hosted.metadata.start_offset):
+            metadata = hosted.metadata
+            if at >= end or metadata.end_offset is None or metadata.end_offset <= at:
+                continue
+            if hosted.sealed is None or metadata.start_offset > at:
+                return None
+            until = min(end, metadata.end_offset)
+            parts.append(SegmentPart(hosted, hosted.sealed, at, until))
+            at = until
+        return tuple(parts) if at >= end else None
+
+
+def null_handling(record: Any) -> bool:
+    """Whether `$isNull.` columns are part of the table's rows."""
+    return record is not None and bool(
+        record.config.null_handling or record.table_schema.enable_column_based_null_handling
+    )
