@@ -98,7 +98,8 @@ class Engine:
         `schema`: the scan form of ALL columns a piece may have (`segment.layout.scan_schema` plus `$` columns); it
         gives `t` its types when there are no pieces. `deadline_s`: absolute, on `time.monotonic()`.
         `constants`: virtual columns that are the same for every row of this server (`$hostName`).
-        `$segmentName`, `$partition` and `$docId` are filled from the piece. Raises QueryError (200, 211, 240, 245, 250).
+        `$segmentName`, `$partition` and `$docId` are filled from the piece. Raises QueryError
+        (200, 211, 240, 245, 250).
         """
         began_s = time.monotonic()
         rows = sum(piece.rows for piece in pieces)
@@ -256,7 +257,7 @@ def _find_matched(plan: Any, found: list[int]) -> bool:
         rows = metrics.output_rows if metrics is not None else None
         if rows is not None and not name.startswith("PlaceholderRowExec"):
             found.append(rows)
-            return name.startswith("FilterExec")
+            return bool(name.startswith("FilterExec"))
     return False
 
 

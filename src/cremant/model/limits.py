@@ -34,6 +34,8 @@ DEFAULT_LIMIT = 10
 #: Queries a broker or server works on at once; more wait (bounded by their deadline), then are refused with 211.
 QUERIES_RUNNING_MAX = 8
 QUERIES_WAITING_MAX = 256
+#: Plans and parsed texts a broker remembers: some ten KiB each, so ~10 MiB.
+PLANS_CACHED_MAX = 1_000
 #: Rows of one answer: 10 M rows of ~100 bytes JSON are ~1 GB; beyond that a query must aggregate or page.
 ANSWER_ROWS_MAX = 10_000_000
 

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Binds expressions against a table: names to columns, calls to functions, literals to types (bound.py).
+
+While null handling is off (Pinot's default) a missing cell is its stored default; IS NULL is true where the table
+keeps nulls and the cell was missing. With `enableNullHandling=true` missing cells are SQL NULLs.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cremant.model.errors import QueryError
+from cremant.model.names import INGESTION_TIME, IS_NULL_PREFIX, OFFSET, PARTITION
+from cremant.model.query_codes import QueryCode
+from cremant.model.schema import DataType, Schema
+from cremant.sql import predicates, times
+from cremant.sql.aggregates import REFUSED, aggregate_names
+from cremant.sql.bound import Bound, as_type, bind_literal, common_type, invalid, quoted
+from cremant.sql.ir import Call, Column, Expr, Literal, Star, fold_literals
+from cremant.sql.scalars import bind_scalar, placeholder, scalar_names
+
+#: Columns that every table has beside its own; hidden from `*`.
+VIRTUAL_COLUMNS: dict[str, DataType] = {
+    "$segmentName": DataType.STRING,
+    "$hostName": DataType.STRING,
+    "$docId": DataType.INT,
+    PARTITION: DataType.INT,
+    OFFSET: DataType.LONG,
+    INGESTION_TIME: DataType.TIMESTAMP,
+}
+
+_PREDICATES = frozenset(
+    {*predicates.SIGNS, "and", "or", "not", "in", "not_in", "between", "not_between", "like", "not_like",
+     "regexplike", "is_null", "is_not_null", "is_true", "is_not_true", "is_false", "is_not_false"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """What binding needs to know of a table. `stores_nulls`: the rows carry `$isNull.` columns. `version` and
+    `incarnation` change with every change of schema or config: plans of older ones are forgotten."""
+
+    name: str
+    schema: Schema
+    stores_nulls: bool = False
+    incarnation: str = ""
+    version: int = 1
+
+
+class Scope:
+    """The columns of one query. `used` collects, in order, the stored columns that the query reads."""
+
+    def __init__(self, table: TableInfo | None, *, null_handling: bool) -> None:
+        self._table = table
+        self.null_handling = null_handling and table is not None and table.stores_nulls
+        self.used: dict[str, None] = {}
+        fields = table.schema.fields if table is not None else ()
+        self._fields = {spec.name: spec for spec in fields}
+        self._lower = {name.lower(): name for name in (*VIRTUAL_COLUMNS, *self._fields)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._fields)
+
+    def resolve(self, name: str) -> str:
+        """The column's own spelling. Raises QueryError 710."""
+        if name in self._fields:
+            return name
+        found = self._lower.get(name.lower()) if self._table is not None else None
+        if found is None:
+            message = f"UnknownColumnError: Unknown columnName '{name}' found in the query"
+            raise QueryError(QueryCode.UNKNOWN_COLUMN, message, hint=did_you_mean(name, self._fields))
+        return found
+
+    def column(self, name: str) -> Bound:
+        name = self.resolve(name)
+        self.used[name] = None
+        spec = self._fields.get(name)
+        if spec is None:
+            sql = f"COALESCE({quoted(name)}, 0)" if name == INGESTION_TIME else quoted(name)
+            return Bound(sql, VIRTUAL_COLUMNS[name])
+        sql = quoted(name)
+        if self.null_handling:
+            is_null = IS_NULL_PREFIX + name
+            self.used[is_null] = None
+            sql = f"CASE WHEN {quoted(is_null)} THEN NULL ELSE {sql} END"
+        return Bound(sql, spec.data_type, multi=not spec.single_value, column=name)
+
+    def is_null(self, name: str) -> str:
+        name = self.resolve(name)
+        if self._table is None or not self._table.stores_nulls or name not in self._fields:
+            return "FALSE"
+        self.used[IS_NULL_PREFIX + name] = None
+        return quoted(IS_NULL_PREFIX + name)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), [candidate.lower() for candidate in known], n=1)
+    spelled = next((candidate for candidate in known if close and candidate.lower() == close[0]), None)
+    return f"did you mean '{spelled}'?" if spelled else ""
+
+
+class Binder:
+    """`leaves`: expressions that are already computed (group keys, aggregates), by the expression they stand for.
+    With `leaves`, columns on their own are errors: what is not grouped has no single value."""
+
+    def __init__(self, scope: Scope, leaves: Mapping[Expr, Bound] | None = None) -> None:
+        self._scope = scope
+        self._leaves = leaves
+
+    def expr(self, expr: Expr) -> Bound:
+        if self._leaves is not None:
+            known = self._leaves.get(expr)
+            if known is not None:
+                return known
+        match expr:
+            case Column(name):
+                if self._leaves is not None:
+                    self._scope.resolve(name)
+                    message = f"SQLParsingError: '{name}' should appear in GROUP BY clause."
+                    raise QueryError(QueryCode.SQL_PARSING, message, hint="group by it, or aggregate it")
+                return self._scope.column(name)
+            case Literal():
+                return bind_literal(expr)
+            case Star():
+                raise QueryError(QueryCode.SQL_PARSING, "SQLParsingError: '*' is only allowed in SELECT and COUNT(*)")
+            case Call("case", args):
+                return self._case(args)
+            case Call(name, args) if name in _PREDICATES:
+                return Bound(f"({self._predicate(name, args)})", DataType.BOOLEAN)
+            case Call(name, args):
+                bound = bind_scalar(name, [self.expr(arg) for arg in args])
+                if bound is None:
+                    raise unknown_function(name)
+                return bound
+
+    def predicate(self, expr: Expr) -> str:
+        """SQL of a condition. Raises QueryError 700 if it is none."""
+        if isinstance(expr, Call) and expr.name in _PREDICATES and not (self._leaves and expr in self._leaves):
+            return self._predicate(expr.name, expr.args)
+        bound = self.expr(expr)
+        if bound.type is None:
+            return "FALSE"
+        if bound.type is not DataType.BOOLEAN or bound.multi:
+            raise invalid(f"a condition must be BOOLEAN, found {bound.type}: {bound.sql[:100]}")
+        return bound.sql
+
+    def _predicate(self, name: str, args: tuple[Expr, ...]) -> str:
+        match name:
+            case "and" | "or":
+                return "(" + f" {name.upper()} ".join(self.predicate(arg) for arg in args) + ")"
+            case "not":
+                return f"NOT ({self.predicate(args[0])})"
+            case "is_null" | "is_not_null":
+                return self._null_test(args[0], negated=name == "is_not_null")
+            case "is_true" | "is_not_true" | "is_false" | "is_not_false":
+                return f"({self.predicate(args[0])}) {name.replace('_', ' ').upper()}"
+            case "in" | "not_in":
+                values = [self.expr(arg) for arg in args[1:]]
+                return predicates.is_in(self.expr(args[0]), values, negated=name == "not_in")
+        bound = [self.expr(arg) for arg in args]
+        match name, len(bound):
+            case ("between" | "not_between", 3):
+                return predicates.between(bound[0], bound[1], bound[2], negated=name == "not_between")
+            case ("like" | "not_like", 2):
+                return predicates.like(bound[0], bound[1], negated=name == "not_like")
+            case ("regexplike", 2 | 3):
+                flags = str(bound[2].literal.value) if len(bound) == 3 and bound[2].literal else ""
+                return predicates.regexp_like(bound[0], bound[1], flags)
+            case (_, 2):
+                return predicates.compare(predicates.SIGNS[name], bound[0], bound[1])
+        raise invalid(f"{name} does not take {len(bound)} arguments")
+
+    def _null_test(self, arg: Expr, *, negated: bool) -> str:
+        known = self._leaves is not None and arg in self._leaves
+        if isinstance(arg, Column) and not known:
+            sql = self._scope.is_null(arg.name)
+            return f"NOT ({sql})" if negated else sql
+        return f"{self.expr(arg).sql} IS {'NOT ' if negated else ''}NULL"
+
+    def _case(self, args: tuple[Expr, ...]) -> Bound:
+        """CASE(when, then, when, then, ..., [else])."""
+        pairs = [(self.predicate(args[i]), self.expr(args[i + 1])) for i in range(0, len(args) - 1, 2)]
+        otherwise = self.expr(args[-1]) if len(args) % 2 else Bound("NULL", None)
+        kind = common_type([value.type for _, value in pairs] + [otherwise.type])
+        if any(value.multi for _, value in (*pairs, ("", otherwise))):
+            raise invalid("CASE with a multi-value column is not supported")
+        if kind is None:
+            return Bound("NULL", None)
+        branches = " ".join(f"WHEN {condition} THEN {self._branch(value, kind)}" for condition, value in pairs)
+        return Bound(f"CASE {branches} ELSE {self._branch(otherwise, kind)} END", kind)
+
+    def _branch(self, value: Bound, kind: DataType) -> str:
+        if value.type is None:
+            return "NULL" if self._scope.null_handling else as_type(placeholder(kind), kind)
+        return as_type(value, kind)
+
+
+def unknown_function(name: str) -> QueryError:
+    if name in aggregate_names():
+        message = f"SQLParsingError: aggregation {name} is not allowed here"
+        return QueryError(QueryCode.SQL_PARSING, message, hint="aggregations stand in SELECT, HAVING and ORDER BY")
+    hint = (
+        "Pinot has it, this version does not yet"
+        if name in REFUSED
+        else did_you_mean(name, sorted(aggregate_names() | scalar_names()))
+    )
+    return invalid(f"Unsupported function: {name}", hint=hint)
+
+
+def fold_times(expr: Expr, now_ms: int) -> tuple[Expr, bool]:
+    """Replaces now() and ago(period) by literals, and folds arithmetic on literals that thereby appears.
+    The second value says whether anything depended on the time."""
+    match expr:
+        case Call("now", ()):
+            return Literal(now_ms, str(now_ms)), True
+        case Call("ago", (Literal(str() as period),)):
+            then_ms = now_ms - times.period_ms(period)
+            return Literal(then_ms, str(then_ms)), True
+        case Call(name, args):
+            folded = [fold_times(arg, now_ms) for arg in args]
+            if not any(changed for _, changed in folded):
+                return expr, False
+            return fold_literals(Call(name, tuple(arg for arg, _ in folded))), True
+        case _:
+            return expr, False

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A query as Pinot sees it: every operator is a function call, every literal keeps its text.
+
+Two equal expressions are equal values (so an ORDER BY item finds the SELECT item it repeats), and `canonical` is the
+text that Pinot gives a result column without alias: `times(amount,'2')`, `count(*)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """`text` is what the user wrote (without quotes); it names the result column."""
+
+    value: int | float | Decimal | str | bool | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Star:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`name` is lower case without underscores for functions, Pinot's operator name for operators (`greater_than`)."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+
+Expr: TypeAlias = Column | Literal | Star | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of the SELECT list."""
+
+    expr: Expr
+    alias: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    expr: Expr
+    descending: bool
+    nulls_first: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Query:
+    """`limit` None: not given. `table` None: literals only. Aliases and ordinals are still unresolved."""
+
+    items: tuple[Item, ...]
+    distinct: bool
+    table: str | None
+    where: Expr | None
+    group_by: tuple[Expr, ...]
+    having: Expr | None
+    order_by: tuple[Order, ...]
+    limit: int | None
+    offset: int
+
+
+_SYMBOLS = {
+    "equals": "=", "not_equals": "!=", "greater_than": ">", "greater_than_or_equal": ">=", "less_than": "<",
+    "less_than_or_equal": "<=",
+}  # fmt: skip
+
+
+def canonical(expr: Expr) -> str:
+    """Pinot's text of an expression."""
+    match expr:
+        case Column(name):
+            return name
+        case Literal(_, text):
+            return f"'{text}'"
+        case Star():
+            return "*"
+        case Call("filter", (aggregate, condition)):
+            return f"{canonical(aggregate)} FILTER(WHERE {_condition(condition)})"
+        case Call(name, args):
+            return f"{name}({','.join(canonical(arg) for arg in args)})"
+
+
+def _condition(expr: Expr) -> str:
+    """Pinot writes filters of aggregations as infix text."""
+    match expr:
+        case Call(name, (left, right)) if name in _SYMBOLS:
+            return f"{canonical(left)} {_SYMBOLS[name]} {canonical(right)}"
+        case Call("and" | "or" as name, args):
+            return "(" + f" {name.upper()} ".join(_condition(arg) for arg in args) + ")"
+        case _:
+            return canonical(expr)
+
+
+def walk(expr: Expr) -> Iterator[Expr]:
+    """The expression and everything below it, without recursion."""
+    todo: list[Expr] = [expr]
+    while todo:
+        current = todo.pop()
+        yield current
+        if isinstance(current, Call):
+            todo.extend(reversed(current.args))
+
+
+def substitute(expr: Expr, names: dict[str, Expr]) -> Expr:
+    """Replaces columns by the expressions they are aliases of (once: a replacement is not looked at again)."""
+    match expr:
+        case Column(name) if name in names:
+            return names[name]
+        case Call(name, args):
+            return Call(name, tuple(substitute(arg, names) for arg in args))
+        case _:
+            return expr
+
+
+def fold_literals(call: Call) -> Expr:
+    """Arithmetic on number literals is done at once: `now() - 3600000` becomes a literal that can prune."""
+    match call.args:
+        case (Literal(int() | float() as left), Literal(int() | float() as right)) if not (
+            isinstance(left, bool) or isinstance(right, bool)
+        ):
+            value = _arithmetic(call.name, left, right)
+            if value is not None:
+                return Literal(value, str(value))
+    return call
+
+
+def _arithmetic(name: str, left: int | float, right: int | float) -> int | float | None:
+    value: int | float | None = None
+    match name:
+        case "plus":
+            value = left + right
+        case "minus":
+            value = left - right
+        case "times":
+            value = left * right
+        case "divide" if right != 0:
+            value = left / right
+        case "mod" if right != 0:
+            value = math.fmod(left, right)
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return float(value)
+    return value
