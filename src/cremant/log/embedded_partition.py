@@ -8,6 +8,7 @@ of the append is visible.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -24,14 +25,17 @@ from cremant.log.embedded_files import (
     corrupt,
     find_time,
     first_header,
+    last_header,
     log_path,
     world_error,
 )
 from cremant.log.embedded_frame import Payload
 from cremant.log.embedded_recovery import recover
 from cremant.log.embedded_state import LOCK_TIMEOUT_S, RECORD_BYTES, PartitionState, locked, unpack
-from cremant.model.errors import Unavailable
+from cremant.model.errors import CremantError, Unavailable
 from cremant.model.limits import LOG_INDEX_EVERY_BYTES, LOG_RETENTION_CHECK_MS
+
+logger = logging.getLogger(__name__)
 
 #: Reads of the state record that may catch a writer in the middle before the lock is taken to look closer.
 _STATE_TRIES = 3
@@ -110,7 +114,7 @@ class EmbeddedPartition:
             if indexing:
                 self._index(state.active_base, index.Entry(offset, timestamp_ms, at))
             if timestamp_ms - self._checked_ms >= LOG_RETENTION_CHECK_MS:
-                self._expire(state)
+                self._expire_in_passing(state)
             return Appended(offset, timestamp_ms)
 
     def offset_at(self, timestamp_ms: int) -> int:
@@ -239,6 +243,13 @@ class EmbeddedPartition:
         except OSError:
             pass  # the append is committed and the index is advice: a missing entry makes one search longer
 
+    def _expire_in_passing(self, state: PartitionState) -> None:
+        """An append that is committed must not fail because an old file cannot be looked at or removed."""
+        try:
+            self._expire(state)
+        except (OSError, CremantError) as error:
+            logger.warning("%s: retention failed: %s", self.name, error)
+
     def _expire(self, state: PartitionState) -> None:
         options = self._options
         now_ms = options.clock()
@@ -258,11 +269,13 @@ class EmbeddedPartition:
         self._drop(state, found, count)
 
     def _older_than(self, found: list[int], timestamp_ms: int) -> int:
-        """How many files have only older messages: those whose successor begins with an older one."""
+        """How many files, from the oldest on, have only older messages. The active one does not count."""
         count = 0
-        for base in found[1:]:
-            header = first_header(self.directory, base)
-            if header is None or header.timestamp_ms >= timestamp_ms:
+        for base in found[:-1]:
+            path = log_path(self.directory, base)
+            file = File(path, os.O_RDONLY)
+            last = last_header(file, path, base, file.size())
+            if last is not None and last[1].timestamp_ms >= timestamp_ms:
                 break
             count += 1
         return count
