@@ -25,6 +25,8 @@ Handler = Callable[[Request], Any]
 
 
 class NotBuilt(CremantError):
+    """Pinot answers 501 here, too."""
+
     http_status = 501
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from cremant.controller.core import Controller, hold_directory
+from cremant.controller.metrics import metrics_registry
 from cremant.controller.rest import routes
 from cremant.log.open import open_log
 from cremant.model.names import instance_id
@@ -27,7 +28,7 @@ def store_directory(settings: Settings) -> Path:
 
 def make_controller_app(controller: Controller) -> Starlette:
     """The app around a started controller; also what tests drive in memory."""
-    return make_app("controller", routes(controller), ready=controller.ready)
+    return make_app("controller", routes(controller), ready=controller.ready, registry=metrics_registry(controller))
 
 
 def run_controller(settings: Settings, *, port: int, insecure: bool) -> None:

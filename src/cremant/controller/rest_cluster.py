@@ -108,7 +108,8 @@ class ClusterRest:
             return [self._catalog.members[name].record for name in self._instances.live(Role.BROKER)]
 
     def _brokers(self) -> list[dict[str, Any]]:
-        return [{"host": b.host, "port": b.port, "instanceName": b.id} for b in self._live_brokers()]
+        """`grpcPort` -1: there is no gRPC; clients that look at it fall back to HTTP."""
+        return [{"host": b.host, "port": b.port, "instanceName": b.id, "grpcPort": -1} for b in self._live_brokers()]
 
     def live_brokers(self, request: Request) -> dict[str, Any]:
         wanted = {raw_name(name) for part in request.query_params.getlist("tables") for name in part.split(",") if name}

@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route
 
 from cremant.cluster.states import States, external_view, ideal_state
 from cremant.controller.core import Controller
-from cremant.controller.http import answering, raw_name, table_type, utc_text
+from cremant.controller.http import NotBuilt, answering, raw_name, table_type, utc_text
 from cremant.model.cluster import TableRecord, TailReport
 from cremant.model.errors import Conflict, CremantError, NotFound
 from cremant.model.segments import SegmentMetadata, SegmentStatus
@@ -32,6 +32,8 @@ class SegmentRest:
             Route("/tables/{table}/size", answering(self.size), methods=get),
             Route("/tables/{table}/consumingSegmentsInfo", answering(self.consuming_info), methods=get),
             Route("/segments/{table}", answering(self.listed), methods=get),
+            Route("/tables/{table}/metadata", answering(self.table_metadata), methods=get),
+            Route("/segments/{table}/crc", answering(self.crcs), methods=get),
             Route("/segments/{table}/servers", answering(self.servers), methods=get),
             Route("/segments/{table}/metadata", answering(self.all_metadata), methods=get),
             Route("/segments/{table}/{segment}/metadata", answering(self.metadata), methods=get),
@@ -107,6 +109,14 @@ class SegmentRest:
             for name, segment in self._segments(record).items()
             if not wanted or name in wanted
         }
+
+    def table_metadata(self, request: Request) -> dict[str, Any]:
+        self._record(request)
+        raise NotBuilt("Table type : REALTIME not yet supported.")
+
+    def crcs(self, request: Request) -> dict[str, Any]:
+        """As in Pinot, an endpoint of offline tables only."""
+        raise NotFound(f"Table '{raw_name(request.path_params['table'])}_OFFLINE' not found.")
 
     def deleted(self, request: Request) -> dict[str, str]:
         record = self._record(request)

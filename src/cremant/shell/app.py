@@ -114,7 +114,7 @@ def _on_cremant_error(request: Request, error: Exception) -> Response:
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(error.status_code, error.detail)
+    return error_response(error.status_code, f"HTTP {error.status_code} {error.detail}")
 
 
 def _bug_response(error: Exception) -> Response:

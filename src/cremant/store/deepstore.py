@@ -7,6 +7,7 @@ against the checksum the caller expects. Checksums here are over the object's by
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -107,7 +108,7 @@ class DirectoryStore:
         except OSError as error:
             raise _store_error(self.root, error) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            _discard(temporary)
         return f"file://{target}"
 
     def get(self, name: str, target: Path, *, checksum: str | None) -> None:
@@ -123,7 +124,7 @@ class DirectoryStore:
         except OSError as error:
             raise _store_error(self.root, error) from error
         finally:
-            temporary.unlink(missing_ok=True)
+            _discard(temporary)
 
     def exists(self, name: str) -> bool:
         return self._path(name).is_file()
@@ -174,6 +175,12 @@ def _copy_synced(source: Path, target: Path) -> None:
         shutil.copyfileobj(reader, writer, _CHUNK)
         writer.flush()
         os.fsync(writer.fileno())
+
+
+def _discard(temporary: Path) -> None:
+    """What cannot be removed now, `sweep` removes later; the error that led here matters more."""
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:
