@@ -121,11 +121,12 @@ class CloseMachine:
     def step(self, event: Event) -> list[Effect]:
         """`Idle` answers heartbeats for all partitions if no batch is being closed and everything up to `ends` is in,
         else nothing; their `Appended` events need not be fed back. Raises InvariantViolation for an event that the
-        state does not expect; nothing has changed then."""
+        state does not expect; nothing has changed then. A machine that gave up answers nothing to the effects that were
+        still under way."""
         if isinstance(event, Idle):
             return self._heartbeats(event)
-        if self.state is CloseState.STOPPED:
-            raise InvariantViolation("close", f"{type(event).__name__} in state {self.state}")
+        if self.state is CloseState.STOPPED and not isinstance(event, CloseBatch):
+            return []
         if isinstance(event, EffectFailed):
             return self._give_up(event.reason)
         handler = TRANSITIONS.get((self.state, type(event)))
@@ -139,8 +140,9 @@ class CloseMachine:
         batch_id, replay = event.plan.batch_id, self.run.replay
         if replay is not None and batch_id == replay.batch_id:
             return [CommitBatch(batch_id, replay.epoch, replayed=True)]
-        wrong = self._wrong_plan(event.plan) or _wrong_coverage(event)
-        if wrong:
+        if wrong := self._wrong_plan(event.plan):
+            return self._give_up(f"the checkpoint changed under this run: {wrong}")
+        if wrong := _wrong_coverage(event):
             return self._give_up(wrong, rule="E-2")
         self._plan = event.plan
         self._mark = EpochMark(
@@ -155,7 +157,8 @@ class CloseMachine:
         return [Append(0, self._mark)]
 
     def _wrong_plan(self, plan: PlannedBatch) -> str:
-        """What is wrong with it, "" if nothing is."""
+        """What is wrong with it, "" if nothing is. Somebody else (an operator, a generation that does not know yet that
+        it is fenced) may have written to the checkpoint since it was compared; the next start compares again."""
         if plan.batch_id != self._next_batch:
             return f"batch {plan.batch_id} follows batch {self._next_batch - 1}"
         if len(plan.start) != len(plan.end) or len(plan.start) > len(self.ends):

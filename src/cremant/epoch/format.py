@@ -301,10 +301,14 @@ def _incarnation_bytes(incarnation: str) -> bytes:
 
 
 def _ipc(batch: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
+    """Measured first, then written once into a buffer of that size: large blocks cost one allocation, not a dozen."""
+    measure = pa.MockOutputStream()
+    with pa.ipc.new_stream(measure, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
+    buffer = pa.allocate_buffer(measure.size())
+    with pa.ipc.new_stream(pa.FixedSizeBufferWriter(buffer), batch.schema) as writer:
+        writer.write_batch(batch)
+    return buffer
 
 
 __all__ = [

@@ -112,12 +112,13 @@ class StartMachine:
         return [TakeGeneration()]
 
     def step(self, event: Event) -> list[Effect]:
-        """Raises InvariantViolation for an event that the state does not expect; nothing has changed then."""
-        if self.state in (StartState.PLANNED, StartState.STOPPED):
-            raise InvariantViolation("start", f"{type(event).__name__} in state {self.state}")
-        if isinstance(event, EffectFailed):
+        """Raises InvariantViolation for an event that the state does not expect; nothing has changed then. A machine
+        that gave up answers nothing to the effects that were still under way."""
+        if self.state is StartState.STOPPED:
+            return []
+        if self.state is not StartState.PLANNED and isinstance(event, EffectFailed):
             return self._give_up(event.reason)
-        if isinstance(event, GenerationRefused):
+        if self.state is not StartState.PLANNED and isinstance(event, GenerationRefused):
             return self._give_up(event.reason, fenced=True)
         handler = TRANSITIONS.get((self.state, type(event)))
         if handler is None:

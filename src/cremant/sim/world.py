@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulated world: one heap of virtual time, one log, one stream, the records that outlive processes.
+
+Actors are generators: they yield how many ms pass before their next step, and between two yields nothing else happens.
+So every yield is a place where the world may interleave, crash or pause them. Real in here: the start and the close
+machine, the partition reader, the bytes of every record, the memory log. Simulated: Spark, processes, time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterator
+from random import Random
+
+import msgspec
+
+from cremant.epoch.format import decode, peek, to_message
+from cremant.epoch.protocol import PlannedBatch
+from cremant.epoch.records import Record
+from cremant.epoch.safeguards import Safeguards
+from cremant.epoch.scan import PartitionScan
+from cremant.log.memory import MemoryLog
+from cremant.model.offsets import Position
+from cremant.sim.observers import Observers, Violation
+from cremant.sim.options import Options
+from cremant.sim.stream import StreamPartition
+
+Actor = Iterator[int]
+TOPIC = "epochs.sim"
+INCARNATION = "51b0000000000001"
+#: Lines of history that a failure shows.
+TRACE_LINES = 120
+
+
+class Checkpoint(msgspec.Struct):
+    """A Spark checkpoint directory: offset log and commit log. Both only ever add what is not there."""
+
+    plans: dict[int, PlannedBatch] = {}
+    commits: set[int] = set()
+
+    def copy(self) -> Checkpoint:
+        return Checkpoint(dict(self.plans), set(self.commits))
+
+
+class World:
+    """`faults`: on in the safety phase, off while healing."""
+
+    def __init__(self, seed: int, options: Options, safeguards: Safeguards) -> None:
+        self.seed = seed
+        self.options = options
+        self.safeguards = safeguards
+        self.faults = True
+        self.now_ms = 0
+        self.steps = 0
+        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
+        #: One stream of dice per concern, so that a new draw in one leaves the others as they were.
+        self.schedule = Random(f"{seed}/schedule")
+        self.trouble = Random(f"{seed}/trouble")
+        self.workload = Random(f"{seed}/workload")
+        self._heap: list[tuple[int, int, Actor]] = []
+        self._sequence = 0
+        self.log = MemoryLog(lambda: self.now_ms)
+        self.stream: list[StreamPartition] = []
+        self.observers = Observers(self)
+        self._records: dict[tuple[int, int], Record] = {}
+        # What the metadata store keeps.
+        self.generation = 0
+        self.base = 0
+        self.checkpoint = ""
+        self.lease_holder = -1
+        self.config_version = 1
+        #: Per partition the decided cuts; the first is where the table began.
+        self.cuts: list[list[Position]] = []
+        # What file systems keep.
+        self.checkpoints: dict[str, Checkpoint] = {}
+        self._old_checkpoints: deque[tuple[str, Checkpoint]] = deque(maxlen=12)
+        for _ in range(options.partitions):
+            self.add_partition()
+
+    # --- time ---
+
+    def spawn(self, actor: Actor, delay_ms: int = 0) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, actor))
+
+    def step(self) -> None:
+        """One step of the actor that is next."""
+        self.now_ms, _, actor = heapq.heappop(self._heap)
+        self.steps += 1
+        delay_ms = next(actor, None)
+        if delay_ms is not None:
+            self.spawn(actor, delay_ms)
+
+    def note(self, line: str) -> None:
+        self.trace.append(f"{self.now_ms:6d} ms  {line}")
+
+    def chance(self, probability: float) -> bool:
+        return self.faults and probability > 0 and self.trouble.random() < probability
+
+    # --- stream and log ---
+
+    def add_partition(self) -> None:
+        start = self.workload.choice((0, 0, 17))
+        self.stream.append(StreamPartition(start))
+        self.observers.add_partition(start)
+        self.cuts.append([Position(log_offset=0, epoch=0, generation=0, next_offset=start)])
+        if len(self.stream) == 1:
+            self.log.create_topic(TOPIC, 1)
+        else:
+            self.log.grow_topic(TOPIC, len(self.stream))
+
+    def append(self, partition: int, record: Record) -> int:
+        """Log offset of the record, which goes through its bytes."""
+        log_offset = self.log.append(TOPIC, partition, [to_message(record, INCARNATION)]).first_offset
+        self.observers.appended(partition, record, log_offset)
+        return log_offset
+
+    def read(self, partition: int, log_offset: int) -> Record | None:
+        """The record at a log offset; None past the end. Decoded once, whoever reads it."""
+        record = self._records.get((partition, log_offset))
+        if record is None:
+            batch = self.log.reader(TOPIC, partition, log_offset).read(max_messages=1, max_bytes=1)
+            if batch is None:
+                return None
+            record = self._records[(partition, log_offset)] = decode(batch.values[0].as_buffer(), INCARNATION)
+        return record
+
+    def scan(self, partition: int, scan: PartitionScan) -> PartitionScan:
+        first = max(scan.from_offset, self.log.earliest(TOPIC, partition))
+        reader = self.log.reader(TOPIC, partition, first)
+        while not scan.done and (batch := reader.read(max_messages=64, max_bytes=1 << 30)) is not None:
+            for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
+                scan.add(offset, peek(value.as_buffer(), INCARNATION))
+        return scan
+
+    # --- checkpoints ---
+
+    def remember_checkpoint(self, name: str) -> None:
+        if name in self.checkpoints:
+            self._old_checkpoints.append((name, self.checkpoints[name].copy()))
+
+    def damage_checkpoint(self) -> None:
+        """What happens to a directory between two runs."""
+        if self.chance(self.options.checkpoint_lost):
+            self.note(f"checkpoint {self.checkpoint} is lost")
+            self.checkpoints.pop(self.checkpoint, None)
+        elif self.chance(self.options.checkpoint_stale):
+            old = [kept for name, kept in self._old_checkpoints if name == self.checkpoint]
+            if old:
+                stale = self.trouble.choice(old).copy()
+                self.note(f"checkpoint {self.checkpoint} is restored: plans {sorted(stale.plans)}")
+                self.checkpoints[self.checkpoint] = stale
+
+    # --- cuts (a sound subset of segment completion: the first reporter decides) ---
+
+    def report_cut(self, partition: int, index: int, at: Position) -> None:
+        """I-1: one end per segment; I-2: the next one starts exactly there (each replica counts from its own)."""
+        cuts = self.cuts[partition]
+        if index < len(cuts):
+            if cuts[index] != at:
+                raise Violation("I-1", f"partition {partition}: segment {index} ends at {cuts[index]} and at {at}")
+            return
+        if index > len(cuts):
+            raise Violation("I-2", f"partition {partition}: segment {index} ends before segment {len(cuts)}")
+        cuts.append(at)
+        self.note(f"partition {partition}: segment {index} cut at {at.next_offset}, epoch {at.epoch}")
