@@ -40,7 +40,7 @@ from cremant.model.schema import DataType
 JAVA_SPACE = "".join(map(chr, range(33)))
 BIG_DECIMAL_LIMIT = Decimal(10) ** 20
 
-_RANGES = {
+_RANGES: dict[DataType, tuple[int, int]] = {
     DataType.INT: (-(2**31), 2**31 - 1),
     DataType.LONG: (-(2**63), 2**63 - 1),
     DataType.TIMESTAMP: (-(2**63), 2**63 - 1),
@@ -75,7 +75,7 @@ def _to_integer(data_type: DataType) -> Callable[[Any], int]:
         elif isinstance(value, bool) and data_type is not DataType.TIMESTAMP:
             number = int(value)
         elif isinstance(value, (float, Decimal)):
-            if not math.isfinite(value) or abs(value) >= 2**64:
+            if not math.isfinite(value) or not -(2**64) < value < 2**64:
                 raise out_of_range(value, data_type)
             number = int(value)
         elif isinstance(value, str):

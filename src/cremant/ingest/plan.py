@@ -106,8 +106,10 @@ class IngestPlan:
         too_long = [cell.failed for cell in cells if cell.failed is not None]
         if too_long:
             failed = np.logical_or.reduce(too_long)
-            for at in np.flatnonzero(failed).tolist():
-                rejected.append(_reject(batch, int(kept[at]), Cause.TOO_LONG, self._too_long_detail(cells, at)))
+            rejected.extend(
+                _reject(batch, int(kept[at]), Cause.TOO_LONG, self._too_long_detail(cells, at))
+                for at in np.flatnonzero(failed).tolist()
+            )
             rows = rows.filter(pa.array(~failed))
         rejected.sort(key=lambda record: record.offset)
         return Ingested(rows, tuple(rejected), filtered)
