@@ -19,6 +19,7 @@ BENCHMARKS = {
     "freshness": "how old the newest visible row is, at a steady rate",
     "ingest": "rows per second from a preloaded topic until queryable, and what they cost",
     "query": "latency of ten query shapes, and queries per second of four clients",
+    "sim": "seeds and steps per second of the simulated world",
     "start": "seconds from `cremant quickstart` to the first answer, and of a restart",
 }
 

@@ -260,6 +260,18 @@ def status(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: 
     run_status(find_cluster(controller, data_dir), as_json=as_json)
 
 
+@app.command()
+def sim(
+    seed: Annotated[int, typer.Option("--seed", help="First seed")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many seeds to run, upwards from the first")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Run the simulated world: a seed is a whole history of crashes, orphans and faults."""
+    from cremant.cli.simulate import simulate
+
+    raise typer.Exit(simulate(seed, seeds, as_json=as_json))
+
+
 def run() -> None:
     """Entry point. Errors meant for people are one line and a hint; the exit status is 2 if the request was wrong, 1 if
     the world was."""

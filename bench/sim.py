@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much history does the simulated world live through per second, and does it find anything?"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from bench.context import Context
+from cremant.sim.run import simulate, summary
+
+
+def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
+    limit_s = 20.0 if context.quick else 120.0
+    started = time.monotonic()
+    outcomes = []
+    while time.monotonic() - started < limit_s:
+        outcomes.append(simulate(len(outcomes)))
+    took = time.monotonic() - started
+    totals = summary(outcomes)
+    return {"seeds": totals["seeds"]}, {
+        "seeds_per_s": totals["seeds"] / took,
+        "steps_per_s": totals["steps"] / took,
+        "violations": totals["violations"],
+    }
