@@ -75,12 +75,12 @@ def test_a_first_hour(cluster: LocalCluster, tmp_path: Path, phase: Callable[[st
     as_csv = cluster.run("sql", TOTAL_SQL, "--format", "csv").stdout.splitlines()
     assert as_csv == ["count(*),sum(v)", f"{total[0][0]},{total[0][1]}"]
     status = json.loads(cluster.run("status", "--json").stdout)
-    assert sorted(role["role"] for role in status["roles"] if role["live"]) == [
+    assert sorted(role["role"] for role in status["instances"] if role["live"]) == [
         "broker", "controller", "pipeline", "server", "server",
     ]  # fmt: skip
     (table,) = status["tables"]
     assert (table["name"], table["state"], len(table["partitions"])) == ("ledger", "running", 4)
-    assert table["sealedRows"] + table["consumingRows"] == total[0][0]
+    assert (table["rows"], table["lagRows"]) == (total[0][0], 0)
     assert "ledger" in cluster.run("status").stdout
 
     phase("pause and resume")
@@ -154,8 +154,8 @@ def test_an_arrow_answer_is_an_arrow_stream(cluster: LocalCluster) -> None:
 def _wait_for_state(cluster: LocalCluster, state: str) -> None:
     def reached() -> bool:
         (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
-        pipeline = table["pipeline"] or {}
-        return bool(table["state"] == state and pipeline.get("state") == state)
+        report = table["pipeline"]["report"] or {}
+        return bool(table["state"] == state and report.get("state") == state)
 
     _wait_until(reached, 30)
 

@@ -56,7 +56,7 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
 
 def generation(cluster: LocalCluster) -> int:
     (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
-    return int((table["pipeline"] or {}).get("generation", 0))
+    return int(table["pipeline"]["generation"])
 
 
 def wait_for_generation_above(cluster: LocalCluster, old: int, deadline_s: float) -> int:

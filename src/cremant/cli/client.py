@@ -48,6 +48,10 @@ class Client:
     def view(self) -> ClusterView:
         return decode(self._controller_call("GET", "/internal/v1/view").content, ClusterView)
 
+    def status(self) -> dict[str, Any]:
+        document: dict[str, Any] = self._controller_call("GET", "/status").json()
+        return document
+
     def add_schema(self, schema: dict[str, Any]) -> None:
         self._controller_call("POST", "/schemas", json=schema)
 

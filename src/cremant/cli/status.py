@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cremant status`: roles, tables, partitions, segments, lag, from one view of the controller."""
+"""`cremant status`: the controller's `GET /status`, drawn for people or passed on to programs."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.markup import escape
@@ -12,127 +11,78 @@ from rich.table import Table
 from cremant.cli.client import Client
 from cremant.cli.console import out, write_json
 from cremant.cli.find import Target
-from cremant.model.cluster import ClusterView, PipelineReport, TableView, as_json
-from cremant.model.segments import ReplicaState
+
+_COLOURS = {"running": "green", "paused": "yellow", "disabled": "yellow", "failed": "red", "backoff": "red"}
 
 
 def status(target: Target, *, as_json: bool) -> None:
     with Client(target.controller) as client:
-        view = client.view()
-    described = describe(view, target.controller, int(time.time() * 1000))
+        document = client.status()
     if as_json:
-        write_json(described)
+        write_json(document)
         return
-    _print(described)
+    print_status(document)
 
 
-def describe(view: ClusterView, controller: str, now_ms: int) -> dict[str, Any]:
-    """The view as plain values: what `--json` prints, and what the tables are drawn from."""
-    return {
-        "controller": controller,
-        "roles": [
-            {"id": instance.id, "role": str(instance.role), "url": instance.url, "live": instance.live}
-            for instance in sorted(view.instances, key=lambda instance: (instance.role, instance.id))
-        ],
-        "tables": [_table(view.tables[name], now_ms) for name in sorted(view.tables)],
-    }
-
-
-def _table(table: TableView, now_ms: int) -> dict[str, Any]:
-    partitions = [_partition(table, number, now_ms) for number in range(len(table.partitions))]
-    online = [segment for segment in table.segments if _has_online_replica(table, segment.name)]
-    sealed_rows = sum(segment.rows for segment in table.segments)
-    lags = [partition["freshnessLagMs"] for partition in partitions]
-    return {
-        "name": table.name,
-        "topic": table.record.config.stream.topic,
-        "state": _state(table),
-        "replication": table.record.config.replication,
-        "sealedSegments": len(table.segments),
-        "sealedSegmentsOnline": len(online),
-        "sealedRows": sealed_rows,
-        "consumingRows": sum(partition["consumingRows"] for partition in partitions),
-        "freshnessLagMs": None if not lags or None in lags else max(lags),
-        "pipeline": None if table.pipeline is None else as_json(table.pipeline),
-        "partitions": partitions,
-    }
-
-
-def _state(table: TableView) -> str:
-    if table.record.dropping:
-        return "dropping"
-    if table.record.paused:
-        return "paused"
-    return table.pipeline.state if table.pipeline else "waiting for a pipeline"
-
-
-def _partition(table: TableView, number: int, now_ms: int) -> dict[str, Any]:
-    record = table.partitions[number].record
-    tails = table.tails.get(str(record.partition), {})
-    consuming = table.partitions[number].consuming
-    best = max(tails.values(), key=lambda tail: tail.watermark.next_offset, default=None)
-    freshness = best.watermark.freshness_ms if best else None
-    return {
-        "partition": record.partition,
-        "consuming": record.consuming,
-        "replicas": list(record.replicas),
-        "replicasTailing": sorted(tails),
-        "nextOffset": best.watermark.next_offset if best else None,
-        "epoch": best.watermark.epoch if best else None,
-        "consumingRows": max(0, best.watermark.next_offset - consuming.start_offset) if best else 0,
-        "freshnessLagMs": None if freshness is None else max(0, now_ms - freshness),
-        "errors": {instance: tail.error for instance, tail in tails.items() if tail.error},
-    }
-
-
-def _has_online_replica(table: TableView, segment: str) -> bool:
-    return ReplicaState.ONLINE in table.external.get(segment, {}).values()
-
-
-def _print(described: dict[str, Any]) -> None:
+def print_status(document: dict[str, Any]) -> None:
     roles = Table("role", "instance", "address", "state", box=None, header_style="bold", pad_edge=False)
-    for role in described["roles"]:
-        roles.add_row(role["role"], role["id"], role["url"], "[green]live[/]" if role["live"] else "[red]dead[/]")
+    for instance in sorted(document["instances"], key=lambda instance: (instance["role"], instance["id"])):
+        state = "[green]live[/]" if instance["live"] else "[red]dead[/]"
+        roles.add_row(instance["role"], escape(instance["id"]), instance["url"], state)
     out.print(roles)
     out.print()
-    if not described["tables"]:
+    if not document["tables"]:
         out.print("no tables")
         return
     tables = Table(
-        "table", "state", "partitions", "rows", "sealed segments", "epoch", "lag", box=None, header_style="bold",
-        pad_edge=False,
+        "table", "state", "partitions", "rows", "sealed online", "epoch", "lag", "fresh to", box=None,
+        header_style="bold", pad_edge=False,
     )  # fmt: skip
-    for table in described["tables"]:
-        epochs = [partition["epoch"] for partition in table["partitions"] if partition["epoch"] is not None]
+    for table in document["tables"]:
+        segments = table["segments"]
         tables.add_row(
-            table["name"],
+            escape(table["name"]),
             _coloured(table["state"]),
             str(len(table["partitions"])),
-            f"{table['sealedRows'] + table['consumingRows']:,}",
-            f"{table['sealedSegmentsOnline']}/{table['sealedSegments']}",
-            str(min(epochs)) if epochs else "-",
-            _lag(table["freshnessLagMs"]),
+            f"{table['rows']:,}",
+            f"{segments['online']}/{segments['done']}",
+            "-" if table["epoch"] is None else str(table["epoch"]),
+            "-" if table["lagRows"] is None else f"{table['lagRows']:,} rows",
+            _freshness(table["partitions"]),
         )
     out.print(tables)
-    for table in described["tables"]:
-        _print_problems(table)
+    for table in document["tables"]:
+        for problem in problems(table):
+            out.print(f"[red]{escape(table['name'])}: {escape(problem)}[/]", soft_wrap=True)
 
 
-def _print_problems(table: dict[str, Any]) -> None:
-    pipeline: dict[str, Any] = table["pipeline"] or as_json(PipelineReport(table="", incarnation="", state=""))
-    if pipeline["error"]:
-        out.print(f"[red]{table['name']}: pipeline: {escape(str(pipeline['error']))}[/]")
-    if pipeline["rejectedTotal"]:
-        out.print(f"[yellow]{table['name']}: {pipeline['rejectedTotal']:,} records rejected[/]")
+def problems(table: dict[str, Any]) -> list[str]:
+    """What somebody should look at, in words."""
+    found = []
+    report = table["pipeline"]["report"] or {}
+    if report.get("error"):
+        found.append(f"pipeline: {report['error']}")
+    if report.get("rejectedTotal"):
+        found.append(f"{report['rejectedTotal']:,} records rejected")
+    if missing := table["segments"]["withoutReplica"]:
+        found.append(f"{len(missing)} sealed segments are online nowhere, as {missing[0]}")
     for partition in table["partitions"]:
-        for instance, error in partition["errors"].items():
-            out.print(f"[red]{table['name']} partition {partition['partition']} on {instance}: {escape(error)}[/]")
+        for instance, replica in partition["replicas"].items():
+            if not replica["live"]:
+                found.append(f"partition {partition['partition']}: {instance} is dead")
+            elif replica["error"]:
+                found.append(f"partition {partition['partition']} on {instance}: {replica['error']}")
+    return found
+
+
+def _freshness(partitions: list[dict[str, Any]]) -> str:
+    lags = [partition["freshnessLagMs"] for partition in partitions]
+    if not lags or None in lags:
+        return "-"
+    worst = max(lags)
+    return f"{worst} ms" if worst < 10_000 else f"{worst / 1000:.0f} s"
 
 
 def _coloured(state: str) -> str:
-    colour = {"running": "green", "paused": "yellow", "failed": "red", "backoff": "red"}.get(state)
-    return f"[{colour}]{state}[/]" if colour else state
-
-
-def _lag(lag_ms: int | None) -> str:
-    return "-" if lag_ms is None else f"{lag_ms} ms" if lag_ms < 10_000 else f"{lag_ms / 1000:.0f} s"
+    colour = _COLOURS.get(state)
+    return f"[{colour}]{escape(state)}[/]" if colour else escape(state)

@@ -10,9 +10,8 @@ import pytest
 
 from cremant.cli.client import Client
 from cremant.cli.sql import print_table, to_arrow
-from cremant.cli.status import describe
+from cremant.cli.status import print_status
 from cremant.cli.topic import offsets_json
-from cremant.model.cluster import ClusterView
 from cremant.model.errors import Unavailable
 from cremant.model.offsets import OffsetRange
 
@@ -59,9 +58,27 @@ def test_a_controller_that_does_not_answer_is_said_with_the_way_out() -> None:
     assert "cremant up" in caught.value.hint
 
 
-def test_an_empty_cluster_has_a_status() -> None:
-    assert describe(ClusterView(version=1, controller_nonce="x"), "http://x", 0) == {
-        "controller": "http://x",
-        "roles": [],
-        "tables": [],
+def test_a_table_in_trouble_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    replica = {
+        "live": True,
+        "visibleOffset": 5,
+        "epoch": 3,
+        "tailRows": 5,
+        "error": "E-4: epoch 4 counts 7 rows, found 6",
     }
+    table = {
+        "name": "shop", "state": "backoff", "rows": 12_345, "epoch": 3, "lagRows": 8,
+        "segments": {"online": 1, "done": 2, "withoutReplica": ["shop__0__0__20260101T0000Z"]},
+        "pipeline": {"report": {"error": "no space left", "rejectedTotal": 2}},
+        "partitions": [{"partition": 0, "freshnessLagMs": 25_000, "replicas": {"Server_a_1": replica}}],
+    }  # fmt: skip
+    instances = [{"role": "server", "id": "Server_a_1", "url": "http://a:1", "live": False}]
+    print_status({"instances": instances, "tables": [table]})
+    printed = capsys.readouterr().out
+    for word in ("dead", "backoff", "12,345", "1/2", "8 rows", "25 s", "no space left", "2 records rejected", "E-4"):
+        assert word in printed
+
+
+def test_an_empty_cluster_has_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+    print_status({"instances": [], "tables": []})
+    assert "no tables" in capsys.readouterr().out
