@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables, streams and pipelines for tests with real Spark: a real controller (in this process, without its HTTP where
+that does not matter), a real embedded log, and a reader of epoch logs that believes nothing but the records."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cremant.controller.core import Controller
+from cremant.epoch.format import decode
+from cremant.epoch.reader import EpochClosed, GapTaken, PartitionReader, Stopped, TakeRows
+from cremant.epoch.records import EpochMark, Record
+from cremant.log.api import Log, Message
+from cremant.log.open import open_log
+from cremant.model.cluster import (
+    InstanceRecord,
+    InstanceReport,
+    PipelineReport,
+    Role,
+    TableView,
+    TailReport,
+)
+from cremant.model.names import epoch_topic
+from cremant.model.offsets import Position, Watermark
+from cremant.model.settings import Settings
+from cremant.pipeline.query import TableQuery
+from cremant.store.deepstore import DirectoryStore
+from cremant.store.memory import MemoryMetadataStore
+from cremant.wire.codec import decode as decode_message
+from cremant.wire.codec import encode as encode_message
+from cremant.wire.messages import BaseRequest, GenerationRequest, Heartbeat, LeaseRequest
+
+T = TypeVar("T")
+
+SCHEMA: dict[str, Any] = {
+    "schemaName": "events",
+    "dimensionFieldSpecs": [
+        {"name": "id", "dataType": "LONG"},
+        {"name": "name", "dataType": "STRING"},
+    ],
+    "metricFieldSpecs": [{"name": "v", "dataType": "DOUBLE"}],
+    "dateTimeFieldSpecs": [
+        {"name": "ts", "dataType": "LONG", "format": "1:MILLISECONDS:EPOCH", "granularity": "1:MILLISECONDS"}
+    ],
+}
+
+
+def table_config(
+    pipeline: dict[str, Any] | None = None, *, name: str = "events", topic: str = "events"
+) -> dict[str, Any]:
+    return {
+        "tableName": name,
+        "tableType": "REALTIME",
+        "segmentsConfig": {"timeColumnName": "ts", "schemaName": name, "replication": "1"},
+        "tenants": {},
+        "tableIndexConfig": {
+            "streamConfigs": {
+                "streamType": "embedded",
+                "stream.embedded.topic.name": topic,
+                "stream.embedded.consumer.prop.auto.offset.reset": "smallest",
+            }
+        },
+        "metadata": {},
+        "cremant": {"pipeline": pipeline or {}},
+    }
+
+
+def event(number: int) -> bytes:
+    return json.dumps(
+        {"id": number, "name": f"name-{number % 97}", "v": number / 2, "ts": 1_700_000_000_000 + number}
+    ).encode()
+
+
+def wait_for(condition: Callable[[], object], timeout_s: float = 60.0, what: str = "") -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what or condition}"
+        time.sleep(0.02)
+
+
+class LocalMember:
+    """What a pipeline needs of the cluster, straight from a controller in this process; messages go through their
+    bytes. Each one is a process of its own to the controller (another nonce)."""
+
+    def __init__(self, controller: Controller, identity: str = "Pipeline_127.0.0.1_1") -> None:
+        self.id = identity
+        self.nonce = secrets.token_hex(8)
+        self._controller = controller
+
+    def call(self, path: str, message: object, reply_type: type[T], timeout_ms: int = 5_000) -> T:
+        pipelines = self._controller.pipelines
+        kind, handle = {
+            "lease": (LeaseRequest, pipelines.lease),
+            "generation": (GenerationRequest, pipelines.generation),
+            "base": (BaseRequest, pipelines.base),
+        }[path.rpartition("/")[2]]
+        request: Any = decode_message(encode_message(message), kind)
+        return decode_message(encode_message(handle(request)), reply_type)
+
+
+@dataclass
+class PartitionContent:
+    """What a reader of one partition of an epoch log takes."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    closed: list[EpochClosed] = field(default_factory=list)
+    gaps: list[GapTaken] = field(default_factory=list)
+    stopped: Stopped | None = None
+    records: list[Record] = field(default_factory=list)
+    ignored: int = 0
+
+    @property
+    def marks(self) -> list[EpochMark]:
+        return [record for record in self.records if isinstance(record, EpochMark)]
+
+    @property
+    def epochs(self) -> list[int]:
+        return [closed.epoch for closed in self.closed]
+
+
+def read_partition(log: Log, topic: str, incarnation: str, partition: int, start_offset: int = 0) -> PartitionContent:
+    content = PartitionContent()
+    start = Position(log_offset=0, epoch=0, generation=0, next_offset=start_offset)
+    machine = PartitionReader(partition, start)
+    reader = log.reader(topic, partition, log.earliest(topic, partition))
+    while (batch := reader.read(max_messages=1_000, max_bytes=64 * 1024 * 1024)) is not None:
+        for index, offset in enumerate(batch.offsets.tolist()):
+            record = decode(batch.values[index].as_buffer(), incarnation)
+            content.records.append(record)
+            for effect in machine.step(record, offset):
+                match effect:
+                    case TakeRows():
+                        content.rows.extend(effect.batch.to_pylist())
+                    case EpochClosed():
+                        content.closed.append(effect)
+                    case GapTaken():
+                        content.gaps.append(effect)
+                    case Stopped():
+                        content.stopped = effect
+    reader.close()
+    content.ignored = sum(machine.ignored.values())
+    return content
+
+
+class World:
+    """A controller, a log and a fake server that is merely alive, so that tables can be placed."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.directory = directory
+        self.settings = self.settings_for("pipeline", **settings)
+        self.log = open_log(self.settings)
+        self.controller = Controller(
+            MemoryMetadataStore(), self.log, DirectoryStore(directory / "store"), servers_grace_ms=0
+        )
+        self._stop = threading.Event()
+        self._tails: dict[str, int] = {}
+        self._nonce = secrets.token_hex(8)
+        self.beat()
+        self._beats = threading.Thread(target=self._beat_forever, daemon=True)
+        self._beats.start()
+        self._queries: list[TableQuery] = []
+
+    def settings_for(self, name: str, **settings: Any) -> Settings:
+        values = {"data_dir": str(self.directory / name), "log_dir": str(self.directory / "log"), **settings}
+        return Settings(("test", values))
+
+    def beat(self) -> None:
+        tails = tuple(
+            TailReport(
+                table=name, incarnation=self.controller.catalog.tables[name].incarnation, partition=partition,
+                first_offset=0, rows=0, watermark=Watermark(next_offset=0, epoch=0),
+            )
+            for name, count in self._tails.items()
+            for partition in range(count)
+        )  # fmt: skip
+        server = InstanceRecord(id="Server_127.0.0.1_1", role=Role.SERVER, host="127.0.0.1", port=1)
+        self.controller.heartbeat(Heartbeat(instance=server, nonce=self._nonce, report=InstanceReport(tails=tails)))
+
+    def _beat_forever(self) -> None:
+        while not self._stop.wait(0.5):
+            self.beat()
+
+    def close(self) -> None:
+        for query in self._queries:
+            query.stop()
+        for query in self._queries:
+            assert query.join(20), "a query did not stop"
+        self._stop.set()
+        self._beats.join(5)
+        self.log.close()
+
+    # --- tables and streams ---
+
+    def add_table(
+        self, pipeline: dict[str, Any] | None = None, *, partitions: int = 4, name: str = "events",
+        schema: dict[str, Any] | None = None, config: dict[str, Any] | None = None,
+    ) -> TableView:  # fmt: skip
+        if not any(topic.name == name for topic in self.log.topics()):
+            self.log.create_topic(name, partitions)
+        document = {**(schema or SCHEMA), "schemaName": name}
+        self.controller.schemas.add(document, override=True, force=True)
+        self.controller.tables.create({**table_config(pipeline, name=name, topic=name), **(config or {})})
+        return self.view(name)
+
+    def view(self, name: str = "events") -> TableView:
+        return self.controller.view.table(name)
+
+    def entered(self, name: str, partitions: int) -> None:
+        """The fake server consumes this many partitions."""
+        self._tails[name] = partitions
+        self.beat()
+
+    def produce(self, numbers: Iterable[int], *, topic: str = "events", partitions: int = 4) -> None:
+        """Number n goes to partition n mod `partitions`, in appends of up to 5,000."""
+        waiting: dict[int, list[Message]] = {}
+        for number in numbers:
+            part = waiting.setdefault(number % partitions, [])
+            part.append(Message(event(number)))
+            if len(part) == 5_000:
+                self.log.append(topic, number % partitions, part)
+                waiting[number % partitions] = []
+        for partition, part in waiting.items():
+            if part:
+                self.log.append(topic, partition, part)
+
+    # --- pipelines ---
+
+    def query(
+        self, session: Callable[[], Any], *, name: str = "events", member: LocalMember | None = None,
+        settings: Settings | None = None,
+    ) -> TableQuery:  # fmt: skip
+        """A running pipeline of the table."""
+        query = TableQuery(
+            session, self.log, settings or self.settings, member or LocalMember(self.controller), self.view(name)
+        )
+        self._queries.append(query)
+        query.start()
+        return query
+
+    def read(self, name: str = "events", partitions: int | None = None) -> list[PartitionContent]:
+        record = self.view(name).record
+        topic = epoch_topic(name, record.incarnation)
+        views = self.view(name).partitions[:partitions]
+        return [
+            read_partition(
+                self.log, topic, record.incarnation, view.record.partition, view.record.start_offset
+            )
+            for view in views
+        ]  # fmt: skip
+
+    def closed_rows(self, name: str = "events") -> int:
+        """Messages of the stream that are accounted for in closed epochs (ends of the last mark), over partitions."""
+        record = self.view(name).record
+        first = read_partition(self.log, epoch_topic(name, record.incarnation), record.incarnation, 0)
+        return sum(line.end for line in first.marks[-1].partitions) if first.marks else 0
+
+
+def check(contents: list[PartitionContent], expected: Iterable[int]) -> None:
+    """Every expected number once, as the right row, in offset order, in the right partition; nothing stopped; all
+    partitions have the same epochs."""
+    for content in contents:
+        assert content.stopped is None, content.stopped
+    epochs = [content.epochs for content in contents]
+    assert all(each == epochs[0] for each in epochs), epochs
+    assert epochs[0] == sorted(set(epochs[0]))
+    numbers = []
+    for partition, content in enumerate(contents):
+        offsets = [row["$offset"] for row in content.rows]
+        assert offsets == sorted(set(offsets))
+        for row in content.rows:
+            assert row["id"] % len(contents) == partition
+            assert (row["name"], row["v"]) == (f"name-{row['id'] % 97}", row["id"] / 2)
+            assert row["$ingestionTime"] > 0
+        numbers.extend(row["id"] for row in content.rows)
+    assert sorted(numbers) == sorted(expected)
+
+
+def state_of(query: TableQuery) -> PipelineReport:
+    return query.report()
