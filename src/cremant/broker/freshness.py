@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fresh an answer is, from the watermarks that came with it (design: freshness.md). Pure.
+
+The minimum over the partitions the query needed. A partition that nobody answered for, or whose watermark proves
+nothing, makes the whole unknown: an answer never looks fresh because the living partitions are.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+
+import msgspec
+
+from cremant.broker.response import Freshness
+from cremant.model.cluster import TableRecord
+from cremant.wire.messages import PartitionAnswer, ServerAnswer
+
+#: From least to most that a timestamp proves: own clock at indexing, producer's clock, the log's clock at append.
+_SOURCES = ("index", "create", "logAppend")
+
+
+def freshness_of(answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int) -> Freshness:
+    tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
+    result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(tails))
+    if not tails:
+        return result
+    watermarks = [tail.watermark for tail in tails.values()]
+    events = [mark.max_ingestion_ms for mark in watermarks if mark.max_ingestion_ms is not None]
+    result.newest_event_ms = max(events, default=None)
+    result.source = min((mark.source for mark in watermarks), key=_strength)
+    result.epoch = min(mark.epoch for mark in watermarks)
+    known = [mark.freshness_ms for mark in watermarks]
+    if len(tails) == partitions_expected and all(value is not None for value in known):
+        result.fresh_ms = min(value for value in known if value is not None)
+    result.read_token = read_token(record, result.epoch, tails.values())
+    return result
+
+
+def _strength(source: str) -> int:
+    return _SOURCES.index(source) if source in _SOURCES else 0
+
+
+def read_token(record: TableRecord, epoch: int, tails: Iterable[PartitionAnswer]) -> str:
+    """Names the rows of the answer: per partition, everything below the offset. Opaque for clients (base64url JSON)."""
+    token = {
+        "t": record.config.name,
+        "i": record.incarnation,
+        "e": epoch,
+        "o": {str(tail.partition): tail.covered.next for tail in sorted(tails, key=lambda tail: tail.partition)},
+    }
+    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")

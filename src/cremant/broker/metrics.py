@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics of a broker, under Pinot's stems: one observation per query; of freshness, where consuming rows were asked."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from cremant.broker.response import BrokerResponse
+
+_PREFIX = "pinot_broker_"
+_LATENCY_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+_FRESHNESS_MS = (100, 200, 300, 500, 700, 1_000, 1_500, 2_000, 3_000, 5_000, 10_000, 30_000, 60_000, 300_000)
+
+
+class BrokerMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._queries = Counter(f"{_PREFIX}queries", "Answered queries.", ["errorCode"], registry=registry)
+        self._partial = Counter(f"{_PREFIX}partialResponses", "Answers flagged partial.", registry=registry)
+        self._total_ms = Histogram(
+            f"{_PREFIX}queryTotalTimeMs", "Time of a query in the broker.", buckets=_LATENCY_MS, registry=registry
+        )
+        self._reduce_ms = Histogram(
+            f"{_PREFIX}reduceTimeMs", "Time of the broker's part.", buckets=_LATENCY_MS, registry=registry
+        )
+        self._freshness_ms = Histogram(
+            f"{_PREFIX}freshnessLagMs", "Now minus what is proven to be in the answer, of queries on consuming partitions.", ["table"], buckets=_FRESHNESS_MS, registry=registry,
+        )  # fmt: skip
+        self._unknown = Counter(
+            f"{_PREFIX}freshnessUnknown", "Queries on consuming partitions whose freshness is not known.", ["table"],
+            registry=registry,
+        )  # fmt: skip
+        self.view_version = Gauge(f"{_PREFIX}viewVersion", "Version of the cluster view in force.", registry=registry)
+
+    def query_answered(self, response: BrokerResponse) -> None:
+        self._queries.labels(str(int(response.error_code))).inc()
+        self._total_ms.observe(response.elapsed_ms)
+        if response.rows is not None and response.exceptions:
+            self._partial.inc()
+        if response.rows is not None:
+            self._reduce_ms.observe(response.reduce_ms)
+        if not response.tables or not response.freshness.partitions_expected:
+            return
+        table = f"{response.tables[0]}_REALTIME"
+        fresh_ms = response.freshness.fresh_ms
+        if fresh_ms is None:
+            self._unknown.labels(table).inc()
+        else:
+            self._freshness_ms.labels(table).observe(max(0, response.now_ms - fresh_ms))

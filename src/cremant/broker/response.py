@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pinot's BrokerResponse: every field, in Pinot's order; then Cremant's own fields, which clients ignore.
+
+`resultTable` is left out when there is none (on errors). Clients count servers: queried and responded are always there.
+Fields of Pinot that have no meaning here (thread times, trimming) are sent with their neutral value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from cremant.cluster.gather import QueryException
+from cremant.sql.plan import ResultColumn
+from cremant.wire.messages import ServerAnswer
+
+
+@dataclass(slots=True)
+class Freshness:
+    """What is proven about how new the answer is (freshness design). `fresh_ms` None: unknown, or no partition."""
+
+    fresh_ms: int | None = None
+    newest_event_ms: int | None = None
+    source: str | None = None
+    partitions_expected: int = 0
+    partitions_reporting: int = 0
+    epoch: int | None = None
+    read_token: str | None = None
+
+
+@dataclass(slots=True)
+class BrokerResponse:
+    """What a query ended with. `rows` is JSON text, None without a result."""
+
+    request_id: str
+    broker_id: str | None
+    client_request_id: str | None = None
+    columns: tuple[ResultColumn, ...] = ()
+    rows: msgspec.Raw | None = None
+    row_count: int = 0
+    exceptions: list[QueryException] = field(default_factory=list)
+    answers: list[ServerAnswer] = field(default_factory=list)
+    tables: tuple[str, ...] = ()
+    servers_queried: int = 0
+    servers_responded: int = 0
+    pruned_by_broker: int = 0
+    freshness: Freshness = field(default_factory=Freshness)
+    elapsed_ms: float = 0.0
+    reduce_ms: float = 0.0
+    now_ms: int = 0
+
+    @property
+    def error_code(self) -> int:
+        """Of the first exception; -1 without any."""
+        return self.exceptions[0].code if self.exceptions else -1
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self.as_fields())
+
+    def as_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self.rows is not None:
+            names = [column.name for column in self.columns]
+            types = [column.type for column in self.columns]
+            fields["resultTable"] = {
+                "dataSchema": {"columnNames": names, "columnDataTypes": types},
+                "rows": self.rows,
+            }
+        fields |= {
+            "numRowsResultSet": self.row_count,
+            "partialResult": bool(self.exceptions),
+            "exceptions": [
+                {"message": exception.message, "errorCode": int(exception.code)} for exception in self.exceptions
+            ],
+            "numGroupsLimitReached": False,
+            "numGroupsWarningLimitReached": False,
+            "maxRowsInDistinctReached": False,
+            "maxRowsWithoutChangeInDistinctReached": False,
+            "maxExecutionTimeInDistinctReached": False,
+            "timeUsedMs": round(self.elapsed_ms),
+            "requestId": self.request_id,
+            "clientRequestId": self.client_request_id,
+            "brokerId": self.broker_id,
+        }
+        return fields | self._counters() | _NEUTRAL_TIMES | self._ends() | self._own()
+
+    def _counters(self) -> dict[str, int]:
+        answers = self.answers
+        tails = [partition for answer in answers for partition in answer.partitions]
+        return {
+            "numDocsScanned": sum(answer.docs_scanned for answer in answers),
+            "totalDocs": sum(answer.docs_total for answer in answers),
+            "numEntriesScannedInFilter": sum(answer.entries_scanned_in_filter for answer in answers),
+            "numEntriesScannedPostFilter": sum(answer.entries_scanned_post_filter for answer in answers),
+            "numServersQueried": self.servers_queried,
+            "numServersResponded": self.servers_responded,
+            "numSegmentsQueried": sum(answer.segments_queried for answer in answers),
+            "numSegmentsProcessed": sum(answer.segments_processed for answer in answers),
+            "numSegmentsMatched": sum(answer.segments_matched for answer in answers),
+            "numConsumingSegmentsQueried": len(tails),
+            "numConsumingSegmentsProcessed": sum(partition.processed for partition in tails),
+            "numConsumingSegmentsMatched": sum(partition.matched for partition in tails),
+            "minConsumingFreshnessTimeMs": self.freshness.fresh_ms or 0,
+            "numSegmentsPrunedByBroker": self.pruned_by_broker,
+            "numSegmentsPrunedByServer": sum(answer.segments_pruned for answer in answers),
+            "numSegmentsPrunedInvalid": 0,
+            "numSegmentsPrunedByLimit": 0,
+            "numSegmentsPrunedByValue": 0,
+            "brokerReduceTimeMs": round(self.reduce_ms),
+        }
+
+    def _ends(self) -> dict[str, Any]:
+        return {
+            "explainPlanNumEmptyFilterSegments": 0,
+            "explainPlanNumMatchAllFilterSegments": 0,
+            "traceInfo": {},
+            "tablesQueried": list(self.tables),
+            "offlineThreadMemAllocatedBytes": 0,
+            "realtimeThreadMemAllocatedBytes": 0,
+            "offlineResponseSerMemAllocatedBytes": 0,
+            "realtimeResponseSerMemAllocatedBytes": 0,
+            "offlineTotalMemAllocatedBytes": 0,
+            "realtimeTotalMemAllocatedBytes": 0,
+            "pools": [-1] if self.servers_queried else [],
+            "rlsFiltersApplied": False,
+            "groupsTrimmed": False,
+        }
+
+    def _own(self) -> dict[str, Any]:
+        known = self.freshness
+        return {
+            "freshnessLagMs": None if known.fresh_ms is None else max(0, self.now_ms - known.fresh_ms),
+            "lastEventAgeMs": None if known.newest_event_ms is None else max(0, self.now_ms - known.newest_event_ms),
+            "freshnessSource": known.source,
+            "numPartitionsExpected": known.partitions_expected,
+            "numPartitionsReporting": known.partitions_reporting,
+            "epoch": known.epoch,
+            "readToken": known.read_token,
+        }
+
+
+_NEUTRAL_TIMES: dict[str, int] = dict.fromkeys(
+    (
+        "offlineThreadCpuTimeNs", "realtimeThreadCpuTimeNs", "offlineSystemActivitiesCpuTimeNs",
+        "realtimeSystemActivitiesCpuTimeNs", "offlineResponseSerializationCpuTimeNs",
+        "realtimeResponseSerializationCpuTimeNs", "offlineTotalCpuTimeNs", "realtimeTotalCpuTimeNs",
+    ),
+    0,
+)  # fmt: skip
