@@ -49,6 +49,23 @@ def recreated(topic: str, expected: str, found: str) -> NotFound:
     )
 
 
+def binary_array(values: Sequence[bytes | None]) -> pa.BinaryArray:
+    """As `pa.array(values, pa.binary())`, which would import pandas at its first call: a second of every start."""
+    validity = None
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    try:
+        present: Sequence[bytes] = values  # type: ignore[assignment]
+        data = b"".join(present)
+    except TypeError:
+        bits = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
+        validity = pa.py_buffer(np.packbits(bits, bitorder="little"))
+        present = [value or b"" for value in values]
+        data = b"".join(present)
+    np.cumsum(np.fromiter(map(len, present), dtype=np.int32, count=len(values)), out=offsets[1:])
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), buffers)
+
+
 def batch_of(
     offsets: Sequence[int],
     timestamps_ms: Sequence[int],
@@ -64,8 +81,8 @@ def batch_of(
         offsets=np.asarray(offsets, dtype=np.int64),
         timestamps_ms=np.asarray(timestamps_ms, dtype=np.int64),
         timestamp_type=timestamp_type,
-        values=pa.array([message.value for message in messages], type=pa.binary()),
-        keys=pa.array([message.key for message in messages], type=pa.binary()),
+        values=binary_array([message.value for message in messages]),
+        keys=binary_array([message.key for message in messages]),
         headers=headers,
         next_offset=next_offset,
     )

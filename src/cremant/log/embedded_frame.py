@@ -3,14 +3,14 @@
 
 A frame is a header of 48 bytes and a payload of columns, so that reading many small messages is Arrow work:
 
-    header   magic, version, flags, header bytes, payload bytes, crc, base offset, timestamp, count,
-             bytes of value data, of key data, of headers               (little endian, see `_HEADER`)
+    header   magic, version, flags, header bytes, payload bytes, count, base offset, timestamp,
+             bytes of value data, of key data, of headers, crc          (little endian, see `_HEADER`)
     payload  values: [null bitmap] int32 offsets[count + 1], data
              keys:   [null bitmap] int32 offsets[count + 1], data       only if a message has a key
              headers: MessagePack list per message of (name, bytes)     only if a message has headers
 
-Every section is padded to 8 bytes, so sections stay aligned in a file that starts with a frame. The crc (crc32) is over
-the payload and then the header without its crc: the payload's part is computed before the partition's lock is taken.
+Every section is padded to 8 bytes, so sections stay aligned in a file that starts with a frame. The crc (crc32) is
+over the payload and then the header up to the crc: the payload's part is computed before the lock is taken.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import numpy as np
 import pyarrow as pa
 
 from cremant.log.api import Headers, Message
+from cremant.log.columns import binary_array
 from cremant.model.limits import APPEND_BYTES_MAX, APPEND_MESSAGES_MAX
 
 MAGIC = 0x4D524343  # "CCRM" in the file
 VERSION = 1
 _HEADER = struct.Struct("<IBBHIIqqIIII")
+_CRC_AT = 44
 HEADER_BYTES = _HEADER.size
 assert HEADER_BYTES == 48
 
@@ -51,13 +53,13 @@ class FrameHeader(NamedTuple):
 
     flags: int
     payload_bytes: int
-    crc: int
+    messages: int
     base_offset: int
     timestamp_ms: int
-    messages: int
     value_bytes: int
     key_bytes: int
     headers_bytes: int
+    crc: int
 
     @property
     def frame_bytes(self) -> int:
@@ -85,13 +87,11 @@ class Payload(NamedTuple):
         return HEADER_BYTES + self.payload_bytes
 
     def header(self, base_offset: int, timestamp_ms: int) -> bytes:
-        def packed(crc: int) -> bytes:
-            return _HEADER.pack(
-                MAGIC, VERSION, self.flags, HEADER_BYTES, self.payload_bytes, crc, base_offset, timestamp_ms,
-                self.messages, self.value_bytes, self.key_bytes, self.headers_bytes,
-            )  # fmt: skip
-
-        return packed(_header_crc(packed(0), self.crc))
+        start = _HEADER.pack(
+            MAGIC, VERSION, self.flags, HEADER_BYTES, self.payload_bytes, self.messages, base_offset, timestamp_ms,
+            self.value_bytes, self.key_bytes, self.headers_bytes, 0,
+        )[:_CRC_AT]  # fmt: skip
+        return start + zlib.crc32(start, self.crc).to_bytes(4, "little")
 
 
 class Columns(NamedTuple):
@@ -100,11 +100,6 @@ class Columns(NamedTuple):
     values: pa.BinaryArray
     keys: pa.BinaryArray | None
     headers: tuple[Headers, ...] | None
-
-
-def _header_crc(header: bytes | memoryview, payload_crc: int) -> int:
-    """Goes on from the payload's crc over the header, its crc field left out."""
-    return zlib.crc32(header[16:], zlib.crc32(header[:12], payload_crc))
 
 
 def _pad8(size: int) -> int:
@@ -140,7 +135,7 @@ def _encode_column(column: list[bytes | None], parts: list[Any]) -> tuple[bool, 
         size = len(column[0])
         parts += [struct.pack("<ii", 0, size), column[0], _PADDING[_pad8(size)]]
         return False, size
-    array = pa.array(column, type=pa.binary())
+    array = binary_array(column)
     validity, offsets, data = array.buffers()
     offset_bytes = 4 * (len(column) + 1)
     size = int.from_bytes(offsets[offset_bytes - 4 : offset_bytes], "little")
@@ -187,7 +182,7 @@ def check_crc(header: FrameHeader, data: bytes | memoryview, at: int) -> str | N
     view = memoryview(data)[at : at + header.frame_bytes]
     if len(view) < header.frame_bytes:
         return f"expected a frame of {header.frame_bytes} bytes, found {len(view)} bytes"
-    crc = _header_crc(view[:HEADER_BYTES], zlib.crc32(view[HEADER_BYTES:]))
+    crc = zlib.crc32(view[:_CRC_AT], zlib.crc32(view[HEADER_BYTES:]))
     return None if crc == header.crc else f"expected checksum {header.crc:#010x}, found {crc:#010x}"
 
 
@@ -218,15 +213,35 @@ def _decode_column(buffer: pa.Buffer, at: int, count: int, size: int, nulls: boo
     return pa.BinaryArray.from_buffers(pa.binary(), count, [validity, offsets, data]), at + size + _pad8(size)
 
 
-def is_single(header: FrameHeader) -> bool:
-    """One message, value not null, no key, no headers: `single_value` is all there is to it."""
-    return header.messages == 1 and header.flags == 0
+class Singles(NamedTuple):
+    """A run of frames of one plain message each: `values` and `timestamps_ms` by frame, `at` behind the run."""
+
+    values: list[bytes]
+    timestamps_ms: list[int]
+    at: int
 
 
-def single_value(header: FrameHeader, data: bytes, at: int) -> bytes:
-    """The value of an `is_single` frame: the short cut for streams of small appends."""
-    start = at + HEADER_BYTES + 8
-    return data[start : start + header.value_bytes]
+def decode_singles(data: bytes, at: int, offset: int, *, max_messages: int, max_bytes: int) -> Singles:
+    """The run of valid frames from byte `at` and `offset` on that have one message, its value not null, no key, no
+    headers. The short cut for streams of small appends; it stops before any other frame, also before a damaged one.
+    Takes a first message of any size."""
+    values: list[bytes] = []
+    timestamps_ms: list[int] = []
+    unpack, crc32, end = _HEADER.unpack_from, zlib.crc32, len(data)
+    while len(values) < max_messages and at + HEADER_BYTES <= end:
+        magic, version, flags, _, payload_bytes, messages, base, timestamp_ms, size, _, _, crc = unpack(data, at)
+        start = at + HEADER_BYTES
+        stop = start + payload_bytes
+        if messages != 1 or flags or magic != MAGIC or version != VERSION or base != offset or stop > end:
+            break
+        if (size > max_bytes and values) or crc32(data[at : at + _CRC_AT], crc32(data[start:stop])) != crc:
+            break
+        values.append(data[start + 8 : start + 8 + size])
+        timestamps_ms.append(timestamp_ms)
+        max_bytes -= size
+        offset += 1
+        at = stop
+    return Singles(values, timestamps_ms, at)
 
 
 def data_ends(array: pa.BinaryArray) -> np.ndarray:

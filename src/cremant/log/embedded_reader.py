@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from cremant.log import embedded_frame as frames
 from cremant.log.api import Headers, MessageBatch, OffsetExpired, TimestampType
+from cremant.log.columns import binary_array
 from cremant.log.embedded_files import File, bases, corrupt, find_offset, log_path, world_error
 from cremant.log.embedded_partition import EmbeddedPartition, PartitionGone
 from cremant.log.embedded_state import PartitionState
@@ -51,9 +52,12 @@ class _Gathered:
         self._any_keys = False
         self._singles: list[bytes] = []
 
-    def add_single(self, value: bytes, timestamp_ms: int) -> None:
-        self._singles.append(value)
-        self._count(1, len(value), timestamp_ms)
+    def add_singles(self, singles: frames.Singles) -> None:
+        count = len(singles.values)
+        self._singles += singles.values
+        self.timestamps += singles.timestamps_ms
+        self.counts += [1] * count
+        self._count(count, sum(map(len, singles.values)))
 
     def add(self, columns: frames.Columns, start: int, count: int, size: int, timestamp_ms: int) -> None:
         """Messages [start, start + count) of a frame, `size` bytes of them."""
@@ -61,18 +65,18 @@ class _Gathered:
         self._values.append(columns.values.slice(start, count))
         self._add_keys(columns.keys.slice(start, count) if columns.keys is not None else None, count)
         self._add_headers(columns.headers[start : start + count] if columns.headers is not None else None, count)
-        self._count(count, size, timestamp_ms)
-
-    def _count(self, count: int, size: int, timestamp_ms: int) -> None:
         self.timestamps.append(timestamp_ms)
         self.counts.append(count)
+        self._count(count, size)
+
+    def _count(self, count: int, size: int) -> None:
         self.count += count
         self.messages_left -= count
         self.bytes_left -= size
 
     def _flush(self) -> None:
         if self._singles:
-            self._values.append(pa.array(self._singles, type=pa.binary()))
+            self._values.append(binary_array(self._singles))
             self._add_keys(None, len(self._singles))
             self._add_headers(None, len(self._singles))
             self._singles = []
@@ -175,20 +179,32 @@ class EmbeddedReader:
         return corrupt(path, 0, "expected a file, found none", hint="the file was removed")
 
     def _step(self, state: PartitionState, gathered: _Gathered) -> bool:
-        """Takes what fits of the frame at the position. False if the batch is full."""
+        """Takes what fits of the frame at the position, or of a run of small ones. False if the batch is full."""
         file = self._located(state)
         end = state.end if self._base == state.active_base else self._end_of_sealed(file)
         if self._at >= end:
             self._next_file(end, state)
             return True
         header = self._header(file, end, gathered.bytes_left)
-        if not frames.is_single(header):
+        if header.messages > 1 or header.flags:
             return self._take(header, gathered)
         if header.value_bytes > gathered.bytes_left and gathered.count:
             return False
-        gathered.add_single(frames.single_value(header, self._chunk, self._at - self._chunk_at), header.timestamp_ms)
-        self._advance(header)
+        self._take_singles(gathered)
         return True
+
+    def _take_singles(self, gathered: _Gathered) -> None:
+        """Takes the frame at the position, which is in the chunk, and what follows it there of the same kind."""
+        singles = frames.decode_singles(
+            self._chunk,
+            self._at - self._chunk_at,
+            self._position,
+            max_messages=gathered.messages_left,
+            max_bytes=gathered.bytes_left,
+        )
+        gathered.add_singles(singles)
+        self._position += len(singles.values)
+        self._at = self._chunk_at + singles.at
 
     def _take(self, header: frames.FrameHeader, gathered: _Gathered) -> bool:
         """Takes what fits of a frame of several messages, keys or headers."""

@@ -10,7 +10,8 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-import pyarrow as pa
+
+from cremant.log.columns import binary_array
 
 _M = 0x5BD1E995
 _SEED = 0x9747B28C
@@ -19,8 +20,7 @@ _SEED = 0x9747B28C
 def murmur2(keys: Sequence[bytes]) -> np.ndarray:
     """Kafka's 32-bit murmur2 of each key, as uint32: all keys at once, word by word. Written after
     org.apache.kafka.common.utils.Utils.murmur2."""
-    array = pa.array(keys, type=pa.binary())
-    _, offset_buffer, data_buffer = array.buffers()
+    _, offset_buffer, data_buffer = binary_array(keys).buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[: len(keys) + 1].astype(np.int64)
     size = int(offsets[-1])
     data = np.zeros(size + 4, dtype=np.uint32)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -24,32 +25,23 @@ from cremant.log.embedded_frame import encode
 from cremant.model.errors import Corrupt, NoResource, Unavailable
 
 BIG = 1 << 30
+FORK = multiprocessing.get_context("fork")
 
-#: Appends of known content until killed; says what was acknowledged, one line each, before the next append.
-WRITER = """
-    import os, random, sys
-    from cremant.log.api import Message
-    from cremant.log.embedded import EmbeddedLog
 
-    directory, writer, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def write_until_killed(directory: Path, writer: int, seed: int, output: Path) -> None:
+    """Runs in a forked process: appends of known content; says what was acknowledged before the next append."""
     dice = random.Random(seed)
     log = EmbeddedLog(directory, segment_bytes=256 * 1024)
-    number = 0
-    while True:
+    acknowledged = os.open(output, os.O_WRONLY | os.O_CREAT)
+    for number in itertools.count():
         count = dice.choice([1, 1, 1, 5, 100])
         size = dice.choice([10, 100, 100, 3000]) if count < 100 else 50
-        messages = [Message(b"%d %d %d %d %s" % (writer, seed, number, part, b"x" * size), b"%d" % count)
-                    for part in range(count)]
+        messages = [
+            Message(b"%d %d %d %d %s" % (writer, seed, number, part, b"x" * size), b"%d" % count)
+            for part in range(count)
+        ]
         first = log.append("t", 0, messages).first_offset
-        os.write(1, b"%d %d %d\\n" % (first, number, count))
-        number += 1
-"""
-
-
-def start_writer(directory: Path, writer: int, seed: int, output: Path) -> subprocess.Popen[bytes]:
-    arguments = [sys.executable, "-c", textwrap.dedent(WRITER), str(directory), str(writer), str(seed)]
-    with output.open("wb") as file:
-        return subprocess.Popen(arguments, stdout=file)
+        os.write(acknowledged, b"%d %d %d\n" % (first, number, count))
 
 
 def read_all(log: EmbeddedLog, topic: str = "t", partition: int = 0) -> list[tuple[bytes | None, bytes | None]]:
@@ -65,42 +57,41 @@ def test_killed_writers_lose_nothing_acknowledged_and_show_nothing_torn(tmp_path
     log = EmbeddedLog(directory, segment_bytes=256 * 1024)
     log.create_topic("t", 1)
     dice = random.Random(1)
-    outputs: list[tuple[int, int, Path]] = []
+    runs: list[tuple[int, int, Path]] = []
 
-    def start(writer: int, seed: int) -> subprocess.Popen[bytes]:
-        outputs.append((writer, seed, tmp_path / f"{writer}-{seed}"))
-        return start_writer(directory, writer, seed, outputs[-1][2])
+    def start(writer: int, seed: int) -> multiprocessing.process.BaseProcess:
+        runs.append((writer, seed, tmp_path / f"{writer}-{seed}"))
+        process = FORK.Process(target=write_until_killed, args=(directory, *runs[-1]))
+        process.start()
+        return process
 
     writers = [start(writer, 0) for writer in range(3)]
     reader = log.reader("t", 0, 0)
     seen: list[bytes] = []
-    for kill in range(1, 21):
-        deadline_s = time.monotonic() + 0.25 + dice.random() * 0.15
+    for kill in range(1, 41):
+        deadline_s = time.monotonic() + 0.05 + dice.random() * 0.05
         while time.monotonic() < deadline_s:
-            log.wait({("t", 0): reader.position}, 0.05)
+            log.wait({("t", 0): reader.position}, 0.02)
             batch = reader.read(max_messages=5000, max_bytes=BIG)
             seen += batch.values.to_pylist() if batch is not None else []
         victim = kill % 3
-        writers[victim].send_signal(signal.SIGKILL)
-        writers[victim].wait(10)
+        writers[victim].kill()
+        writers[victim].join(10)
         writers[victim] = start(victim, kill)
     for process in writers:
         process.kill()
-        process.wait(10)
+        process.join(10)
 
     found = read_all(EmbeddedLog(directory))
     assert [value for value, _ in found][: len(seen)] == seen
-    runs_with_acknowledgements = 0
-    for writer, seed, output in outputs:
-        lines = [line for line in output.read_bytes().split(b"\n")[:-1]]
-        runs_with_acknowledgements += bool(lines)
-        for line in lines:
+    acknowledged = [line.split() for _, _, path in runs if path.exists() for line in path.read_bytes().splitlines()]
+    assert len(acknowledged) > 100
+    check_appends_are_whole(found)
+    for writer, seed, path in runs:
+        for line in path.read_bytes().splitlines() if path.exists() else ():
             first, number, count = map(int, line.split())
             for part in range(count):
-                value = found[first + part][0] or b""
-                assert value.startswith(b"%d %d %d %d x" % (writer, seed, number, part))
-    assert runs_with_acknowledgements > 10
-    check_appends_are_whole(found)
+                assert (found[first + part][0] or b"").startswith(b"%d %d %d %d x" % (writer, seed, number, part))
 
 
 def check_appends_are_whole(found: list[tuple[bytes | None, bytes | None]]) -> None:
@@ -173,7 +164,7 @@ def test_a_writer_that_dies_while_it_rolls_leaves_a_log_that_goes_on(tmp_path: P
 
 
 def run_to_death(log: EmbeddedLog, step: str, after_bytes: int) -> None:
-    child = multiprocessing.get_context("fork").Process(target=die_in_append, args=(log, step, after_bytes))
+    child = FORK.Process(target=die_in_append, args=(log, step, after_bytes))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
@@ -414,7 +405,7 @@ def test_a_log_object_inherited_by_a_fork_excludes_its_parent(tmp_path: Path) ->
     log = EmbeddedLog(tmp_path, segment_bytes=4096)
     log.create_topic("t", 1)
     log.append("t", 0, [Message(b"parent first")])
-    children = [multiprocessing.get_context("fork").Process(target=append_many, args=(log, b"%d" % n)) for n in (0, 1)]
+    children = [FORK.Process(target=append_many, args=(log, b"%d" % n)) for n in (0, 1)]
     for child in children:
         child.start()
     append_many(log, b"parent")

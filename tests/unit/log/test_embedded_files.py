@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import resource
@@ -267,12 +268,17 @@ def test_running_out_of_open_files_is_an_error_with_a_hint(tmp_path: Path) -> No
     log = EmbeddedLog(tmp_path)
     log.create_topic("t", 1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used = len(os.listdir("/proc/self/fd")) - 1
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used, limits[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 2, limits[1]))
+    taken = []
     try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
         with pytest.raises(NoResource, match="ulimit"):
             log.append("t", 0, [Message(b"x")])
     finally:
+        for fd in taken:
+            os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert log.append("t", 0, [Message(b"x")]).first_offset == 0
 

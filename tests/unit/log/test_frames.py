@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cremant.log.api import Message
+from cremant.log.columns import binary_array
 from cremant.log.embedded_frame import (
     HEADER_BYTES,
     MAGIC,
@@ -17,10 +22,9 @@ from cremant.log.embedded_frame import (
     check_crc,
     data_ends,
     decode,
+    decode_singles,
     encode,
-    is_single,
     parse_header,
-    single_value,
 )
 
 maybe_bytes = st.none() | st.binary(max_size=20)
@@ -71,13 +75,22 @@ def test_ends_of_data_are_cumulated_sizes_also_of_a_slice(appended: list[Message
         assert data_ends(values.slice(start)).tolist() == [sum(sizes[: n + 1]) for n in range(len(sizes))]
 
 
-def test_a_single_plain_message_has_a_short_cut() -> None:
-    for value in (b"", b"x", b"12345678", b"123456789"):
-        data = frame([Message(value)])
-        assert is_single(header_of(data))
-        assert single_value(header_of(data), data, 0) == value
-    for appended in ([Message(None)], [Message(b"v", b"k")], [Message(b"v", None, (("h", b""),))], [Message(b"")] * 2):
-        assert not is_single(header_of(frame(appended)))
+def test_runs_of_single_plain_messages_have_a_short_cut() -> None:
+    values = [b"", b"x", b"12345678", b"123456789"]
+    run = b"".join(frame([Message(value)], base_offset=5 + n, timestamp_ms=n) for n, value in enumerate(values))
+    for other in ([Message(None)], [Message(b"v", b"k")], [Message(b"v", None, (("h", b""),))], [Message(b"")] * 2):
+        singles = decode_singles(run + frame(other, 9), 0, 5, max_messages=100, max_bytes=1000)
+        assert singles == (values, [0, 1, 2, 3], len(run))
+    for at in range(len(run)):
+        damaged = run[:at] + bytes([run[at] ^ 1]) + run[at + 1 :]
+        for data in (damaged, run[:at]):
+            found = decode_singles(data, 0, 5, max_messages=100, max_bytes=1000).values
+            assert found == values[: len(found)]
+            assert len(found) < 4
+    assert decode_singles(run, 0, 5, max_messages=2, max_bytes=1000).values == values[:2]
+    assert decode_singles(run, 0, 5, max_messages=9, max_bytes=9).values == values[:3]
+    assert decode_singles(run, 0, 6, max_messages=9, max_bytes=9).values == []
+    assert decode_singles(frame([Message(b"large")]), 0, 7, max_messages=9, max_bytes=1).values == [b"large"]
 
 
 def test_a_large_single_message_is_not_copied() -> None:
@@ -129,7 +142,29 @@ def test_the_bytes_of_a_frame_do_not_change_between_releases() -> None:
 
 
 GOLDEN = (
-    "4343524d010330003800000091c349aa0300000000000000e80300000000000002000000050000000700000000000000"
+    "4343524d0103300038000000020000000300000000000000e80300000000000005000000070000000000000073f0ce95"
     "01000000000000000000000005000000050000000000000076616c756500000000000000030000000700000000000000"
     "6b65796b65793200"
 )
+
+
+@given(st.lists(maybe_bytes))
+def test_binary_arrays_are_the_ones_of_arrow(values: list[bytes | None]) -> None:
+    array = binary_array(values)
+    array.validate(full=True)
+    assert array.equals(pa.array(values, type=pa.binary()))
+
+
+def test_appending_and_reading_does_not_load_pandas(tmp_path: Path) -> None:
+    code = """
+import sys
+from cremant.log.embedded import EmbeddedLog
+from cremant.log.produce import produce_lines
+log = EmbeddedLog(sys.argv[1])
+log.create_topic("t", 1)
+produce_lines(log, "t", b'{"key": "k", "value": {"a": 1}}', keyed=True)
+produce_lines(log, "t", b"{}")
+assert len(log.reader("t", 0, 0).read(max_messages=9, max_bytes=99)) == 2
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
