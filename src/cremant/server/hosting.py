@@ -6,9 +6,10 @@ Rules:
 - Reconciling is idempotent and needs no memory: the view says everything, the directory has the rest.
 - Local files are trusted after a look at marker and sizes; a background thread reads them in full once per process and
   has damaged ones fetched again.
-- Bytes are deleted only when they cannot be wanted any more: a dropped table or another incarnation at once; segments
-  that left the view, or tables that are missing from it, after a grace in which queries and late views may still name
-  them. A segment newer than the view's open one is not unwanted, only not known there yet.
+- A table that the view does not have (or has under another incarnation) is let go at once: nothing is consumed or
+  served any more. Its bytes go when its epoch log is gone, too (second evidence that it was dropped), or after a grace.
+- Segments that left the view are served for a grace in which queries and late views may still name them. A segment
+  newer than the view's open one is not unwanted, only not known there yet.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import time
 
 from cremant.log.api import Log
 from cremant.model.cluster import ClusterView, InstanceReport, PartitionView, SegmentReport, TableView, TailReport
-from cremant.model.errors import Corrupt
-from cremant.model.names import SegmentName
+from cremant.model.errors import Corrupt, NotFound
+from cremant.model.names import SegmentName, epoch_topic
 from cremant.model.segments import ReplicaState, SegmentMetadata
 from cremant.segment.build import newest
 from cremant.segment.reader import open_segment, verify
@@ -48,10 +49,11 @@ class Hosting:
         self.tables: dict[str, HostedTable] = {}
         self.reconciled = False
         self._files = files
+        self._log = log
         self._quota = quota or SpillQuota()
         self._consumer = Consumer(log, self.partitions)
         self._view: ClusterView | None = None
-        self._missing_since_s: dict[str, float] = {}
+        self._abandoned_since_s: dict[tuple[str, str], float] = {}
         self._poked = threading.Event()
         self._stopping = threading.Event()
         self._threads = [
@@ -131,21 +133,19 @@ class Hosting:
     def reconcile(self, view: ClusterView) -> None:
         wanted = {name: table for name, table in view.tables.items() if self._has_part_in(table)}
         for name, table_view in wanted.items():
-            self._missing_since_s.pop(name, None)
             hosted = self.tables.get(name)
             if hosted is not None and hosted.record.incarnation != table_view.record.incarnation:
-                self._drop_table(name)
+                self._let_go(name)
                 hosted = None
             if hosted is None:
+                self._abandoned_since_s.pop((name, table_view.record.incarnation), None)
                 hosted = self.tables[name] = HostedTable(table_view.record)
             self._reconcile_table(hosted, table_view)
         for name in [name for name in self.tables if name not in wanted]:
-            known = view.tables.get(name)
-            since = self._missing_since_s.setdefault(name, time.monotonic())
-            if (known is not None and known.record.dropping) or time.monotonic() - since > TABLE_GRACE_S:
-                self._drop_table(name)
+            self._let_go(name)
         if not self.reconciled:
-            self._remove_strangers(view)
+            self._find_strangers()
+        self._remove_abandoned()
         self.reconciled = True
 
     def _has_part_in(self, table: TableView) -> bool:
@@ -224,7 +224,7 @@ class Hosting:
             self._files.remove(directory)
         return found
 
-    def _drop_table(self, name: str) -> None:
+    def _let_go(self, name: str) -> None:
         hosted = self.tables[name]
         with hosted.lock:
             del self.tables[name]
@@ -232,25 +232,35 @@ class Hosting:
             hosted.partitions.clear()
             hosted.segments.clear()
             hosted.open.clear()
-            self._files.remove_table(name, hosted.record.incarnation)
         for partition in partitions:
             partition.close()
-        self._missing_since_s.pop(name, None)
+        self._abandoned_since_s[name, hosted.record.incarnation] = time.monotonic()
         log_event(_log, "table let go", table=name, incarnation=hosted.record.incarnation)
 
-    def _remove_strangers(self, view: ClusterView) -> None:
-        """At start: directories of tables that were dropped, or re-created, while this server was down; and segments
-        that left the view of a table that is still here."""
+    def _find_strangers(self) -> None:
+        """At start: what was dropped, moved or re-created while this server was down."""
         for table, incarnation in self._files.tables_on_disk():
-            known = view.tables.get(table)
-            if known is not None and known.record.incarnation != incarnation:
-                self._files.remove_table(table, incarnation)
             hosted = self.tables.get(table)
             if hosted is None or hosted.record.incarnation != incarnation:
+                self._abandoned_since_s[table, incarnation] = time.monotonic()
                 continue
             for segment in self._files.segments_on_disk(table, incarnation):
                 if segment not in hosted.segments:
                     self._files.remove_segment(table, incarnation, segment)
+
+    def _remove_abandoned(self) -> None:
+        for (table, incarnation), since_s in list(self._abandoned_since_s.items()):
+            if time.monotonic() - since_s > TABLE_GRACE_S or self._log_is_gone(table, incarnation):
+                self._files.remove_table(table, incarnation)
+                del self._abandoned_since_s[table, incarnation]
+                log_event(_log, "bytes of a table removed", table=table, incarnation=incarnation)
+
+    def _log_is_gone(self, table: str, incarnation: str) -> bool:
+        try:
+            self._log.topic(epoch_topic(table, incarnation))
+        except NotFound:
+            return True
+        return False
 
     # --- verification ---
 
