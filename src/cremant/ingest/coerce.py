@@ -143,7 +143,7 @@ def to_decimal(value: Any) -> Decimal:
     if number == 0 or number.adjusted() < -30:
         return Decimal(0)
     rounded = number.quantize(_SCALE, context=_CONTEXT)
-    if abs(rounded) >= BIG_DECIMAL_LIMIT:
+    if rounded.copy_abs() >= BIG_DECIMAL_LIMIT:
         raise out_of_range(value, DataType.BIG_DECIMAL)
     return rounded
 

@@ -87,10 +87,20 @@ def work_type(field: FieldSpec) -> pa.DataType:
 
 
 class JsonDecoder:
-    """Decodes batches of messages into the given columns. Immutable; one per table and config version."""
+    """Decodes batches of messages into the given columns. Immutable; one per table and config version. Sizes of parses
+    and chunks change the speed, never the result."""
 
-    def __init__(self, fields: tuple[FieldSpec, ...], *, keep_going: bool = False) -> None:
+    def __init__(
+        self,
+        fields: tuple[FieldSpec, ...],
+        *,
+        keep_going: bool = False,
+        parse_rows: int = PARSE_ROWS,
+        chunk_rows: int = CHUNK_ROWS,
+    ) -> None:
         self._fields = fields
+        self._parse_rows = parse_rows
+        self._chunk_rows = chunk_rows
         self._rows = RowDecoder(fields, keep_going=keep_going)
         self._has_decimal = any(field.data_type is DataType.BIG_DECIMAL for field in fields)
         self._read = pa.schema([pa.field(field.name, _default_read(field)) for field in fields])
@@ -103,7 +113,7 @@ class JsonDecoder:
         messages = _trimmed(values)
         fast, slow = self._sort_out(messages, bad)
         pieces: list[tuple[np.ndarray, list[pa.Array]]] = []
-        for indexes in _runs(messages, fast):
+        for indexes in _runs(messages, fast, self._parse_rows):
             batch = (
                 messages.slice(indexes[0], len(indexes)) if _contiguous(indexes) else messages.take(pa.array(indexes))
             )
@@ -149,14 +159,14 @@ class JsonDecoder:
                 return
             except _Refused:
                 continue
-        if len(batch) <= CHUNK_ROWS:
+        if len(batch) <= self._chunk_rows:
             self._decode_rows(batch, indexes, pieces, bad)
             return
         failures = 0
         read = self._sampled_read(batch)
-        for start in range(0, len(batch), CHUNK_ROWS):
-            chunk = batch.slice(start, CHUNK_ROWS)
-            at = indexes[start : start + CHUNK_ROWS]
+        for start in range(0, len(batch), self._chunk_rows):
+            chunk = batch.slice(start, self._chunk_rows)
+            at = indexes[start : start + self._chunk_rows]
             if failures >= CHUNK_FAILURES:
                 self._decode_rows(batch.slice(start), indexes[start:], pieces, bad)
                 return
@@ -326,7 +336,7 @@ def _contiguous(indexes: np.ndarray) -> bool:
     return bool(indexes[-1] - indexes[0] + 1 == len(indexes))
 
 
-def _runs(messages: pa.BinaryArray, fast: np.ndarray) -> list[np.ndarray]:
+def _runs(messages: pa.BinaryArray, fast: np.ndarray, parse_rows: int) -> list[np.ndarray]:
     """`fast` in pieces that one parse can take."""
     offsets, _ = _bytes_of(messages)
     runs = []
@@ -334,7 +344,7 @@ def _runs(messages: pa.BinaryArray, fast: np.ndarray) -> list[np.ndarray]:
     sizes = np.concatenate(([0], np.cumsum(offsets[fast + 1].astype(np.int64) - offsets[fast])))
     while start < len(fast):
         by_bytes = int(np.searchsorted(sizes, sizes[start] + PARSE_BYTES, side="right")) - 1
-        end = min(start + PARSE_ROWS, max(by_bytes, start + 1), len(fast))
+        end = min(start + parse_rows, max(by_bytes, start + 1), len(fast))
         runs.append(fast[start:end])
         start = end
     return runs

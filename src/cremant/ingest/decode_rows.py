@@ -37,8 +37,9 @@ class DecodedRows:
     bad: list[tuple[int, BadValue]]
 
 
-def _parse_constant(name: str) -> float:
-    return float(name)
+def _parse_integer(digits: str) -> int | float:
+    """Python refuses to read integers of thousands of digits; as doubles they are infinite."""
+    return int(digits) if len(digits) < 1000 else float(digits)
 
 
 class RowDecoder:
@@ -96,7 +97,7 @@ class RowDecoder:
             raise BadValue(Cause.MALFORMED_JSON, f"not UTF-8: {error.reason} at byte {error.start}") from None
         text = _STRINGS_AND_LITERALS.sub(_spell_out, text)
         try:
-            return json.loads(text, parse_float=Decimal if self._exact else None, parse_constant=_parse_constant)
+            return json.loads(text, parse_float=Decimal if self._exact else None, parse_int=_parse_integer)
         except ValueError as error:
             raise BadValue(Cause.MALFORMED_JSON, str(error)) from None
 

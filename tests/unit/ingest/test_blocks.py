@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts cover their range without a hole, and their content depends on the records alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ingest_kit import FIRST_OFFSET, config_of, messages_of, schema_of
+
+from cremant.epoch.content import content_hash
+from cremant.ingest.blocks import to_blocks
+from cremant.ingest.plan import compile_ingest
+from cremant.model.errors import InvariantViolation
+from cremant.model.offsets import OffsetRange
+
+COLUMNS: dict[str, Any] = {
+    "n": "INT", "a": "STRING", "flag": "BOOLEAN", "mv": {"dataType": "STRING", "singleValueField": False},
+}  # fmt: skip
+SCHEMA = schema_of(COLUMNS)
+PLAN = compile_ingest(SCHEMA, config_of(nulls=True, filter_function="n < 0"))
+
+
+def _records(seed: int, count: int) -> list[Any]:
+    dice = random.Random(seed)
+    good = [
+        {"n": number, "a": f"v{number}", "flag": number % 2 == 0, "mv": ["x"] * (number % 3)} for number in range(50)
+    ]
+    return [dice.choice([*good, {"n": -1}, {"n": "bad"}, None, {"a": None}]) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_parts_cover_the_range_and_count_everything_once(seed: int) -> None:
+    records = _records(seed, 97)
+    ingested = PLAN.run(messages_of(records))
+    whole = OffsetRange(FIRST_OFFSET - 3, FIRST_OFFSET + 2 * len(records) + 5)
+    parts = to_blocks(ingested, whole, 10)
+    assert parts[0].range.first == whole.first
+    assert parts[-1].range.next == whole.next
+    assert all(one.range.next == other.range.first for one, other in itertools.pairwise(parts))
+    assert all(part.batch.num_rows <= 10 for part in parts)
+    assert all(part.batch.num_rows == 10 for part in parts[:-1])
+    assert sum(part.rejected for part in parts) == len(ingested.rejected)
+    assert sum(part.filtered for part in parts) == ingested.filtered
+    assert sum(part.batch.num_rows for part in parts) == ingested.batch.num_rows
+    for part in parts:
+        offsets = part.batch["$offset"].to_pylist()
+        assert all(part.range.first <= offset < part.range.next for offset in offsets)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_part_hashes_as_its_records_ingested_alone(seed: int) -> None:
+    """Content hashes compare replays (rule E-2): where a batch began or was cut must not show."""
+    records = _records(seed, 60)
+    last = FIRST_OFFSET + 2 * len(records)
+    for part in to_blocks(PLAN.run(messages_of(records)), OffsetRange(FIRST_OFFSET, last), 7):
+        first, end = ((offset - FIRST_OFFSET) // 2 for offset in (part.range.first, part.range.next))
+        alone = PLAN.run(messages_of(records[first:end], first=part.range.first))
+        [again] = to_blocks(alone, part.range, 1000)
+        assert (again.rejected, again.filtered, again.max_ingestion_ms) == (
+            part.rejected,
+            part.filtered,
+            part.max_ingestion_ms,
+        )
+        assert content_hash(again.batch) == content_hash(part.batch)
+
+
+def test_a_range_without_rows_is_one_empty_part() -> None:
+    ingested = PLAN.run(messages_of([{"n": -1}, None]))
+    [part] = to_blocks(ingested, OffsetRange(FIRST_OFFSET, FIRST_OFFSET + 4), 10)
+    assert (part.batch.num_rows, part.rejected, part.filtered, part.max_ingestion_ms) == (0, 1, 1, None)
+
+
+def test_an_empty_range_has_no_part() -> None:
+    assert to_blocks(PLAN.run(messages_of([])), OffsetRange(5, 5), 10) == []
+
+
+@pytest.mark.parametrize("wrong", [OffsetRange(FIRST_OFFSET + 1, 1000), OffsetRange(0, FIRST_OFFSET + 3)])
+@pytest.mark.parametrize("records", [[{"n": 1}] * 3, [None] * 3, [{"n": -1}] * 3])
+def test_anything_outside_the_range_is_a_violation(wrong: OffsetRange, records: list[Any]) -> None:
+    with pytest.raises(InvariantViolation, match="E-2"):
+        to_blocks(PLAN.run(messages_of(records)), wrong, 10)
+
+
+def test_rows_of_one_record_are_never_split() -> None:
+    ingested = PLAN.run(messages_of([{"n": 1}, {"n": 2}, {"n": 3}]))
+    doubled = pa.Table.from_batches([ingested.batch, ingested.batch]).sort_by("$offset").combine_chunks()
+    several = type(ingested)(doubled.to_batches()[0], (), ())
+    parts = to_blocks(several, OffsetRange(FIRST_OFFSET, FIRST_OFFSET + 6), 3)
+    assert [part.batch.num_rows for part in parts] == [2, 2, 2]
+    assert [part.batch.num_rows for part in to_blocks(several, OffsetRange(FIRST_OFFSET, 200), 1)] == [2, 2, 2]
