@@ -110,7 +110,8 @@ class Catalog:
                 listener()
 
     def renew(self, leadership: Leadership | None) -> None:
-        """After the lease was renewed; None = lost: every later commit would fail, so say it clearly."""
+        """After the lease was renewed. Raises StoreConflict if it was lost (None, or another term): every later commit
+        would fail, so the controller must know."""
         if leadership is None or leadership.fence != self._leadership.fence:
             raise StoreConflict(self._leadership.fence.key, self._leadership.fence.version, None)
         self._leadership = leadership

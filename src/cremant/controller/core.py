@@ -60,7 +60,10 @@ class Controller:
         self.deep_store = deep_store
         self.name = name
         self.on_deposed: Callable[[], None] = lambda: None
-        self.catalog = Catalog(store, self._lead(take_over=take_over))
+        leadership = self._lead(take_over=take_over)
+        if leadership is None:
+            raise Unavailable("another controller leads this metadata store")
+        self.catalog = Catalog(store, leadership)
         self.instances = Instances(self.catalog, self.clock)
         self.view = ViewBoard(self.catalog, self.instances)
         self.schemas = Schemas(self.catalog)
@@ -84,14 +87,10 @@ class Controller:
             Duty("sweep store", SWEEP_INTERVAL_MS, self.janitor.sweep_store),
         ]
 
-    def _lead(self, *, take_over: bool = False) -> Leadership:
-        held = lead(
-            self.store, LEADER, f"{self.name}:{os.getpid()}:{id(self)}", now_ms=self.clock.now_ms(),
-            lease_ms=LEADER_LEASE_MS, take_over=take_over,
-        )  # fmt: skip
-        if held is None:
-            raise Unavailable("another controller leads this metadata store")
-        return held
+    def _lead(self, *, take_over: bool = False) -> Leadership | None:
+        holder = f"{self.name}:{os.getpid()}:{id(self)}"
+        now_ms = self.clock.now_ms()
+        return lead(self.store, LEADER, holder, now_ms=now_ms, lease_ms=LEADER_LEASE_MS, take_over=take_over)
 
     def start(self) -> None:
         self.view.start()
