@@ -10,6 +10,7 @@ Embedded log).
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import TypeVar
 
 from cremant.log.api import Appended, Message, TopicInfo
 from cremant.log.columns import check_append, no_such_partition, no_such_topic, recreated
+from cremant.log.embedded_files import world_error
 from cremant.log.embedded_frame import encode
 from cremant.log.embedded_partition import EmbeddedPartition, PartitionGone, PartitionOptions, state_path
 from cremant.log.embedded_reader import EmbeddedReader
@@ -30,6 +32,7 @@ from cremant.model.limits import KIB, MIB
 from cremant.model.names import is_epoch_topic
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 #: Below this a file per append would be the rule.
 _SEGMENT_BYTES_MIN = 4 * KIB
@@ -150,6 +153,8 @@ class EmbeddedLog:
                     self._with(info.name, partition, lambda opened: opened.expire())
                 except NotFound:
                     break  # deleted since it was listed
+                except CremantError as error:
+                    logger.warning("topic %s partition %d: retention failed: %s", info.name, partition, error)
 
     def close(self) -> None:
         """Releases files as soon as nobody reads them; open readers stay usable."""
@@ -167,6 +172,8 @@ class EmbeddedLog:
                 with self._lock:
                     if self._open.get((topic, partition)) is opened:
                         del self._open[topic, partition]
+            except OSError as error:
+                raise world_error(error, opened[1].name) from error
         raise no_such_topic(topic)
 
     def _partition(self, topic: str, partition: int) -> tuple[str, EmbeddedPartition]:

@@ -85,17 +85,11 @@ def walk(file: File, path: Path, at: int, end: int, offset: int | None) -> Itera
         offset = header.next_offset
 
 
-def first_header(directory: Path, base: int) -> FrameHeader | None:
-    """Header of the first frame of a file; None if it has none yet, or is gone."""
+def first_header(directory: Path, base: int) -> FrameHeader:
+    """Header of the first frame of a file that has one. Raises FileNotFoundError, Corrupt."""
     path = log_path(directory, base)
-    try:
-        file = File(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return None
-    data = os.pread(file.fd, HEADER_BYTES, 0)
-    if not data:
-        return None
-    header = parse_header(data, 0)
+    file = File(path, os.O_RDONLY)
+    header = parse_header(os.pread(file.fd, HEADER_BYTES, 0), 0)
     if isinstance(header, str):
         raise corrupt(path, 0, header)
     return header

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ from cremant.model.limits import LOG_INDEX_EVERY_BYTES, LOG_RETENTION_CHECK_MS
 
 logger = logging.getLogger(__name__)
 
+#: Listings of the files that retention may make stale before they are used.
+_LISTING_TRIES = 10
 #: Reads of the state record that may catch a writer in the middle before the lock is taken to look closer.
 _STATE_TRIES = 3
 
@@ -86,13 +89,16 @@ class EmbeddedPartition:
     def state(self) -> PartitionState:
         """One small read. Raises PartitionGone, Corrupt."""
         for _ in range(_STATE_TRIES):
-            state = unpack(os.pread(self._file.fd, RECORD_BYTES, 0))
+            state = self._read_state()
             if state is not None:
                 if state.deleted:
                     raise PartitionGone
                 return state
         with self._locked() as state:
             return state
+
+    def _read_state(self) -> PartitionState | None:
+        return unpack(os.pread(self._file.fd, RECORD_BYTES, 0))
 
     def append(self, payload: Payload) -> Appended:
         """Raises PartitionGone, NoResource, Unavailable, Corrupt."""
@@ -118,32 +124,35 @@ class EmbeddedPartition:
             return Appended(offset, timestamp_ms)
 
     def offset_at(self, timestamp_ms: int) -> int:
+        """First offset not older than `timestamp_ms`. Raises PartitionGone, Corrupt, Unavailable."""
+        for _ in range(_LISTING_TRIES):
+            try:
+                return self._offset_at(self.state(), timestamp_ms)
+            except FileNotFoundError:
+                if not self.directory.exists():
+                    raise PartitionGone from None
+        raise Unavailable(f"{self.name}: its files change faster than they can be searched", hint="try again")
+
+    def _offset_at(self, state: PartitionState, timestamp_ms: int) -> int:
         """Finds the file by the first timestamps of the files, then the place by its index."""
-        state = self.state()
         if timestamp_ms > state.last_timestamp_ms:
             return state.next_offset
-        found = self._bases()
-        low, high = 0, len(found)
-        while low < high:  # first file whose first message is not older
-            middle = (low + high) // 2
-            header = first_header(self.directory, found[middle])
-            if header is None or header.timestamp_ms >= timestamp_ms:
-                high = middle
-            else:
-                low = middle + 1
-        for base in found[max(0, low - 1) :]:
+        last = state.active_base if state.end else state.active_base - 1
+        found = [base for base in bases(self.directory) if state.earliest <= base <= last]
+        newer = bisect_left(found, timestamp_ms, key=lambda base: first_header(self.directory, base).timestamp_ms)
+        for base in found[max(0, newer - 1) :]:
             path = log_path(self.directory, base)
             file = File(path, os.O_RDONLY)
             end = state.end if base == state.active_base else file.size()
-            offset = find_time(file, path, base, end, timestamp_ms) if base <= state.active_base else None
+            offset = find_time(file, path, base, end, timestamp_ms)
             if offset is not None:
-                return max(offset, state.earliest)
+                return offset
         return state.next_offset
 
     def trim(self, before_offset: int) -> None:
         """Drops files whose messages are all below `before_offset`."""
         with self._locked() as state:
-            found = self._bases()
+            found = bases(self.directory)
             self._drop(state, found, sum(base <= before_offset for base in found[1:]))
 
     def expire(self) -> None:
@@ -166,7 +175,7 @@ class EmbeddedPartition:
         try:
             with locked(self._file.fd, self.name):
                 self._check_there()
-                state = unpack(os.pread(self._file.fd, RECORD_BYTES, 0))
+                state = self._read_state()
                 if state is None:
                     state = recover(self.directory)
                     self._commit(state)
@@ -185,12 +194,6 @@ class EmbeddedPartition:
         there, ours = os.stat(self._path), os.fstat(self._file.fd)
         if (there.st_ino, there.st_dev) != (ours.st_ino, ours.st_dev):
             raise PartitionGone
-
-    def _bases(self) -> list[int]:
-        try:
-            return bases(self.directory)
-        except FileNotFoundError:
-            raise PartitionGone from None
 
     def _write(self, state: PartitionState, parts: tuple[Any, ...]) -> None:
         """Writes a frame behind the committed end, or leaves nothing."""
@@ -256,7 +259,7 @@ class EmbeddedPartition:
         self._checked_ms = now_ms
         if not options.retention_ms and not options.retention_bytes:
             return
-        found = self._bases()
+        found = bases(self.directory)
         count = 0
         if options.retention_ms:
             count = self._older_than(found, now_ms - options.retention_ms)

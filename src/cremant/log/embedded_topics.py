@@ -27,7 +27,7 @@ from cremant.log.columns import check_new_topic, no_such_topic
 from cremant.log.embedded_files import File, world_error
 from cremant.log.embedded_partition import EmbeddedPartition, PartitionGone, PartitionOptions, state_path
 from cremant.log.embedded_state import PartitionState, locked
-from cremant.model.errors import AlreadyExists, Conflict, Corrupt, CremantError, InvalidConfig
+from cremant.model.errors import AlreadyExists, Conflict, Corrupt, CremantError, InvalidConfig, NotFound
 
 _FORMAT = "cremant embedded log"
 _VERSION = 1
@@ -99,9 +99,8 @@ class Topics:
         for name in sorted(os.listdir(self._root / "topics")):
             try:
                 found.append(self.load(name))
-            except CremantError:
-                if self._topic_path(name).exists():
-                    raise
+            except NotFound:
+                pass  # deleted since it was listed, or a stray file
         return found
 
     def partition_directory(self, info: TopicInfo, partition: int) -> Path:
@@ -123,7 +122,7 @@ class Topics:
             return
         if not self._root.exists():
             return
-        others = sorted(set(os.listdir(self._root)) - {"lock", "topics", "making", "trash"})
+        others = sorted(set(os.listdir(self._root)) - {"lock", "topics", "making", "trash", "lost+found"})
         if [name for name in others if not name.startswith("log.json.")]:
             found = ", ".join(others[:5])
             raise InvalidConfig(
@@ -171,12 +170,16 @@ class Topics:
     def _write_json(self, path: Path, value: Any) -> None:
         """Replaces a small file at once."""
         temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        with temporary.open("wb") as file:
-            file.write(json.dumps(value).encode() + b"\n")
-            if self._options.fsync:
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            with temporary.open("wb") as file:
+                file.write(json.dumps(value).encode() + b"\n")
+                if self._options.fsync:
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         self._sync(path.parent)
 
     def _sync(self, directory: Path) -> None:
