@@ -7,7 +7,9 @@ An error is one red line, then what to do about it; never a stack trace.
 from __future__ import annotations
 
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -15,25 +17,31 @@ from rich.markup import escape
 
 from cremant.model.errors import CremantError
 
+#: Tables in a file or a pipe are not folded to the width of a terminal that is not there.
+_WIDTH_OF_PIPES = 400
 #: Answers. Highlighting off: numbers in results are data, not decoration.
-out = Console(highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_PIPES)
 #: Progress, notes, errors.
 notes = Console(stderr=True, highlight=False)
 
 
 def say(text: str) -> None:
     """One line for a person; may contain Rich markup."""
-    notes.print(text, soft_wrap=True)
+    try:
+        notes.print(text, soft_wrap=True)
+    except OSError:
+        # Whoever read our notes has gone (`2>&1 | head`). What we were doing goes on, and so does stopping cleanly.
+        notes.file = Path(os.devnull).open("w", encoding="utf-8")
 
 
 def warn(text: str) -> None:
-    notes.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+    say(f"[yellow]{escape(text)}[/]")
 
 
 def fail(error: CremantError) -> None:
-    notes.print(f"[bold red]error:[/] [red]{escape(error.message)}[/]", soft_wrap=True)
+    say(f"[bold red]error:[/] [red]{escape(error.message)}[/]")
     if error.hint:
-        notes.print(f"  [dim]hint:[/] {escape(error.hint)}", soft_wrap=True)
+        say(f"  [dim]hint:[/] {escape(error.hint)}")
 
 
 def write_json(value: Any) -> None:

@@ -48,6 +48,8 @@ def quickstart(
     started = time.monotonic()
     say("[bold]Cremant quickstart[/]: controller, broker, servers, pipeline and a live feed on this machine")
     with running_cluster(settings, servers=servers, ports=ports, insecure=False) as cluster:
+        # Spark takes longest to start: what does not need it goes on meanwhile.
+        cluster.watch.wait(cluster.roles - {"pipeline"})
         with Client(cluster.controller, cluster.broker) as client:
             fresh = _make_table(cluster, client, min(2, servers))
             _start_feed(cluster, rate_per_s=rate_per_s, seed=seed, malformed=malformed, fresh=fresh)
@@ -102,6 +104,8 @@ def _first_answer(cluster: RunningCluster, client: Client) -> dict[str, Any]:
         if time.monotonic() < next_ask:
             return False
         next_ask = time.monotonic() + _ASK_EVERY_S
+        if not cluster.watch.look(cluster.roles):
+            return False
         try:
             candidate = client.query(FIRST_QUERY)
         except PeerError as error:
@@ -116,7 +120,7 @@ def _first_answer(cluster: RunningCluster, client: Client) -> dict[str, Any]:
         response = candidate
         return True
 
-    with progress("waiting for the first rows to come through Spark …"):
+    with progress("waiting for Spark, and for the first rows to come through it …"):
         if cluster.supervisor.run_until(answered, deadline_ms=_FIRST_ROWS_DEADLINE_MS):
             return response
     if cluster.supervisor.interrupts:

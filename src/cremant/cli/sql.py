@@ -86,6 +86,8 @@ def _text(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:.12g}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -93,7 +95,9 @@ def _write_csv(table: dict[str, Any]) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(table["dataSchema"]["columnNames"])
     for row in table["rows"]:
-        writer.writerow(["" if value is None else _text(value) for value in row])
+        writer.writerow(
+            ["" if value is None else str(value) if isinstance(value, float) else _text(value) for value in row]
+        )
 
 
 def to_arrow(table: dict[str, Any]) -> pa.Table:

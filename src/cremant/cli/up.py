@@ -30,12 +30,17 @@ class Interrupted(Exception):
 
 
 class RunningCluster:
-    """A cluster whose roles answered /health, as seen by the command that started it."""
+    """A cluster that was started, as seen by the command that did."""
 
     def __init__(self, plan: ClusterPlan, supervisor: Supervisor, data_dir: Path) -> None:
         self.plan = plan
         self.supervisor = supervisor
         self.data_dir = data_dir
+        self.watch = HealthWatch(supervisor, plan, data_dir)
+
+    @property
+    def roles(self) -> set[str]:
+        return {role.name for role in self.plan.roles}
 
     @property
     def controller(self) -> str:
@@ -48,7 +53,7 @@ class RunningCluster:
 
 @contextmanager
 def running_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bool) -> Iterator[RunningCluster]:
-    """Starts everything, waits until it is healthy, stops everything at the end however the block ends."""
+    """Starts everything; stops it at the end, however the block ends. Ctrl-C in the block: raise Interrupted."""
     data_dir = Path(settings.data_dir).absolute()
     lock = DirectoryLock(data_dir)
     try:
@@ -58,7 +63,6 @@ def running_cluster(settings: Settings, *, servers: int, ports: Ports, insecure:
         with supervisor.handling_signals():
             try:
                 supervisor.start()
-                _wait_until_healthy(supervisor, plan, data_dir)
                 yield RunningCluster(plan, supervisor, data_dir)
             except Interrupted:
                 pass
@@ -70,6 +74,7 @@ def running_cluster(settings: Settings, *, servers: int, ports: Ports, insecure:
 
 def up(settings: Settings, *, servers: int, ports: Ports, insecure: bool, json_ready: bool) -> None:
     with running_cluster(settings, servers=servers, ports=ports, insecure=insecure) as cluster:
+        cluster.watch.wait(cluster.roles)
         if json_ready:
             write_json(ready_line(cluster))
         say(f"[bold green]Cremant is up.[/]  Data: {escape(str(cluster.data_dir))}")
@@ -93,47 +98,55 @@ def ready_line(cluster: RunningCluster) -> dict[str, object]:
     }
 
 
-def _wait_until_healthy(supervisor: Supervisor, plan: ClusterPlan, data_dir: Path) -> None:
-    started = time.monotonic()
-    reported: set[str] = set()
-    waiting: dict[str, str] = {}
+class HealthWatch:
+    """Asks /health of the roles of a cluster that is starting, and says of each when it is there."""
 
-    def done() -> bool:
-        waiting.clear()
-        waiting.update(supervisor.unhealthy())
-        for role in plan.roles:
-            if role.name not in waiting and role.name not in reported:
-                reported.add(role.name)
-                say(f"  [green]✓[/] {role.name:<11} {role.url}  [dim]{time.monotonic() - started:.1f} s[/]")
-        return not waiting
+    def __init__(self, supervisor: Supervisor, plan: ClusterPlan, data_dir: Path) -> None:
+        self._supervisor = supervisor
+        self._plan = plan
+        self._data_dir = data_dir
+        self._started = time.monotonic()
+        self._reported: set[str] = set()
+        self._waiting: dict[str, str] = {}
 
-    with progress("starting …") as show:
-
-        def done_and_show() -> bool:
-            finished = done()
-            show("waiting for " + ", ".join(f"{name} ({why})" for name, why in waiting.items()))
-            return finished
-
+    def look(self, roles: set[str]) -> bool:
+        """True when all of `roles` are healthy. Raises NoResource, after their last log lines, if it is hopeless."""
         try:
-            healthy = supervisor.run_until(done_and_show, deadline_ms=START_DEADLINE_MS)
-        except NoResource as error:
-            _explain(waiting, data_dir)
-            raise error
-    if healthy:
-        return
-    if supervisor.interrupts:
-        raise Interrupted
-    _explain(waiting, data_dir)
-    raise DeadlineExceeded(
-        f"not healthy after {START_DEADLINE_MS // 1000} s: {', '.join(waiting)}",
-        hint=f"their logs are in {data_dir}/<role>/log.jsonl",
-    )
+            unhealthy = self._supervisor.unhealthy()
+        except NoResource:
+            self._explain(roles - self._reported)
+            raise
+        for role in self._plan.roles:
+            if role.name not in unhealthy and role.name not in self._reported:
+                self._reported.add(role.name)
+                took = time.monotonic() - self._started
+                say(f"  [green]✓[/] {role.name:<11} {role.url}  [dim]{took:.1f} s[/]")
+        self._waiting = {name: why for name, why in unhealthy.items() if name in roles}
+        return not self._waiting
 
+    def wait(self, roles: set[str]) -> None:
+        """Raises Interrupted, NoResource, DeadlineExceeded."""
+        with progress("starting …") as show:
 
-def _explain(waiting: dict[str, str], data_dir: Path) -> None:
-    for name in waiting:
-        for line in last_log_lines(data_dir / name, 5):
-            say(f"  [dim]{name}:[/] {escape(line)}")
+            def done() -> bool:
+                healthy = self.look(roles)
+                show("waiting for " + ", ".join(f"{name} ({why})" for name, why in self._waiting.items()))
+                return healthy
+
+            if self._supervisor.run_until(done, deadline_ms=START_DEADLINE_MS):
+                return
+        if self._supervisor.interrupts:
+            raise Interrupted
+        self._explain(set(self._waiting))
+        raise DeadlineExceeded(
+            f"not healthy after {START_DEADLINE_MS // 1000} s: {', '.join(self._waiting)}",
+            hint=f"their logs are in {self._data_dir}/<role>/log.jsonl",
+        )
+
+    def _explain(self, roles: set[str]) -> None:
+        for name in sorted(roles):
+            for line in last_log_lines(self._data_dir / name, 5):
+                say(f"  [dim]{name}:[/] {escape(line)}")
 
 
 @contextmanager
