@@ -90,7 +90,9 @@ class GiveUp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadBack(msgspec.Struct, frozen=True):
-    """Read the heads of `partition` with log offsets in [first, up_to) -> ReadBackDone(highest_fence(heads))."""
+    """Read the heads of `partition` with log offsets in [first, up_to) -> ReadBackDone(highest_fence(heads)).
+
+    All of them: where the log has dropped some, the Fence that we look for may be among them -> EffectFailed."""
 
     partition: int
     first: int

@@ -145,7 +145,7 @@ class PartitionReader:
             return [self.stopped]
         if isinstance(record, Fence):
             return self._fence(record)
-        if record.generation < self.generation:
+        if record.generation < self.generation and self._safeguards.fenced_ignored:
             return self._ignore(Ignored.LOWER_GENERATION)
         if record.generation > self.generation and self._safeguards.position_generation:
             return self._stop(

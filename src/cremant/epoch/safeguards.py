@@ -29,6 +29,8 @@ class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     plan_checked: bool = True
     #: Source: a planned batch runs with the config version of its plan, however often it runs.
     config_pinned: bool = True
+    #: Reader: records of a generation that a Fence has ended are ignored (E-1).
+    fenced_ignored: bool = True
     #: Reader: rows of an epoch are counted as a set.
     distinct_counts: bool = True
     #: Reader: a stored position restores the generation in force.

@@ -19,6 +19,7 @@ from cremant.epoch.protocol import (
     Append,
     Appended,
     CheckpointState,
+    EffectFailed,
     GiveUp,
     PlannedBatch,
     ReadBack,
@@ -47,6 +48,7 @@ from cremant.epoch.start import (
 )
 from cremant.epoch.start import Effect as StartEffect
 from cremant.epoch.start import Event as StartEvent
+from cremant.log.api import OffsetExpired
 from cremant.model.offsets import OffsetRange
 from cremant.sim.observers import Violation
 from cremant.sim.stream import rows
@@ -97,7 +99,9 @@ class Driver:
             if isinstance(effect, GiveUp):
                 self._gave_up(effect)
                 return None
-            effects.extend(machine.step(self._start_event(effect)))
+            start_event = self._start_event(effect)
+            world.transitions.add(("start", machine.state.value, type(start_event).__name__))
+            effects.extend(machine.step(start_event))
         raise Violation("start", "no effect is left and there is no plan")
 
     def _gave_up(self, effect: GiveUp) -> None:
@@ -147,8 +151,11 @@ class Driver:
         self.world.note(f"driver {self.number}: {kind} {_brief(effect.record)} -> {effect.partition}@{log_offset}")
         return Appended(effect.partition, log_offset)
 
-    def _read_back(self, effect: ReadBack) -> ReadBackDone:
-        found = (self.world.read(effect.partition, offset) for offset in range(effect.first, effect.up_to))
+    def _read_back(self, effect: ReadBack) -> ReadBackDone | EffectFailed:
+        try:
+            found = [self.world.read(effect.partition, offset) for offset in range(effect.first, effect.up_to)]
+        except OffsetExpired as error:
+            return EffectFailed(str(error))
         return ReadBackDone(highest_fence(record for record in found if isinstance(record, Fence)))
 
     # --- the query ---
@@ -194,7 +201,8 @@ class Driver:
         count = len(run.start) if world.safeguards.growth_fenced else len(world.stream)
         starts = [*run.start, *(partition.start for partition in world.stream[len(run.start) :])][:count]
         starts[: len(ends)] = ends
-        limit = world.workload.randint(1, world.options.batch_rows)
+        # A backlog is worked off in larger batches once the faults are over: that phase asks whether, not how.
+        limit = world.workload.randint(1, world.options.batch_rows) * (1 if world.faults else 20)
         following = []
         for stream, start in zip(world.stream, starts, strict=False):
             first = max(start, stream.earliest)
@@ -229,6 +237,7 @@ class Driver:
             return False
         at_ms = self.world.now_ms
         yield self.pass_time()
+        self.world.transitions.add(("close", machine.state.value, CloseBatch.__name__))
         event = CloseBatch(
             plan=plan,
             blocks=tuple(blocks),
@@ -255,6 +264,7 @@ class Driver:
                     return False
                 case _:
                     assert_never(effect)
+            self.world.transitions.add(("close", machine.state.value, type(event).__name__))
             effects.extend(machine.step(event))
         return False
 

@@ -19,6 +19,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     safety_ms: int
     #: The driver is gone at once; its tasks may go on.
     crash: float
+    #: The same, between the marks of an epoch: the next start must roll it forward.
+    crash_between_marks: float
     #: The driver stands still for a while, as under SIGSTOP, and another one is started.
     pause: float
     pause_ms: int
@@ -34,6 +36,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     #: The stream forgets its oldest messages, also some that were never read.
     retention: float
     replica_restart: float
+    #: A closed position is stored.
+    store: float
     #: The epoch log is trimmed to the oldest stored position.
     trim: float
     #: Rows of a batch and partition at most; rows of a block at most; stream offsets of a segment at least.
@@ -54,6 +58,7 @@ def draw(seed: int) -> Options:
         staged=rng.random() < 0.25,
         safety_ms=rng.choice((600, 1200, 2000)),
         crash=some(0.004, 0.015, 0.04),
+        crash_between_marks=some(0.1, 0.3),
         pause=some(0.01, 0.03, 0.06),
         pause_ms=rng.choice((15, 40, 100, 400)),
         orphan=some(0.3, 0.8),
@@ -64,8 +69,9 @@ def draw(seed: int) -> Options:
         growth=some(0.02),
         retention=some(0.02, 0.05),
         replica_restart=some(0.02, 0.08),
+        store=rng.choice((0.1, 0.3, 1.0)),
         trim=some(0.05),
         batch_rows=rng.choice((4, 12, 30)),
         block_rows=rng.choice((2, 5, 40)),
-        segment_rows=rng.choice((20, 60, 100_000)),
+        segment_rows=rng.choice((1, 20, 60, 100_000)),
     )

@@ -94,7 +94,7 @@ class Replica:
             self.segment += 1
             self.segment_start = position.next_offset
             self.stored = (position, self.segment, self.segment_start)
-        elif self.world.schedule.random() < 0.3:
+        elif self.world.schedule.random() < self.world.options.store:
             self.stored = (position, self.segment, self.segment_start)
 
     def restart(self) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 
 import msgspec
 
+from cremant.epoch.close import CloseState
 from cremant.epoch.safeguards import ALL, Safeguards
 from cremant.model.errors import InvariantViolation
 from cremant.sim.driver import Driver
@@ -24,8 +24,8 @@ from cremant.sim.options import Options, draw
 from cremant.sim.replica import Replica
 from cremant.sim.world import TOPIC, Actor, World
 
-#: Steps that a healed world may take until everything is shown: ten times what the largest one needed.
-HEAL_STEPS_MAX = 20_000
+#: Steps that a healed world may take until everything is shown: three times what the largest of 500 needed.
+HEAL_STEPS_MAX = 10_000
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +37,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     checks: int
     epochs: int
     generations: int
+    transitions: frozenset[tuple[str, str, str]] = frozenset()
     rule: str = ""
     message: str = ""
     trace: tuple[str, ...] = ()
@@ -82,7 +83,8 @@ class Supervisor:
         life = driver.run()
         for delay_ms in life:
             yield delay_ms
-            if world.chance(options.crash):
+            marking = driver.closing is not None and driver.closing.state is CloseState.MARKING_REST
+            if world.chance(options.crash_between_marks if marking else options.crash):
                 world.note(f"driver {driver.number} is killed")
                 for attempt in driver.attempts.values():
                     driver.abandon(attempt)
@@ -162,6 +164,7 @@ def simulate(seed: int, safeguards: Safeguards = ALL, options: Options | None = 
         checks=world.observers.checks,
         epochs=len(world.observers.committed),
         generations=world.generation,
+        transitions=frozenset(world.transitions),
         rule=rule,
         message=message,
         trace=tuple(world.trace) if rule else (),
@@ -210,15 +213,3 @@ def main(first: int, count: int, safeguards: Safeguards = ALL) -> int:
         f"{steps / took:.0f} steps/s\n"
     )
     return 1 if failures else 0
-
-
-def summary(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """Totals over many outcomes."""
-    return {
-        "seeds": len(outcomes),
-        "steps": sum(outcome.steps for outcome in outcomes),
-        "checks": sum(outcome.checks for outcome in outcomes),
-        "epochs": sum(outcome.epochs for outcome in outcomes),
-        "generations": sum(outcome.generations for outcome in outcomes),
-        "violations": sum(outcome.failed for outcome in outcomes),
-    }

@@ -5,6 +5,7 @@ version alone (rule E-2)."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +36,7 @@ class StreamPartition:
         return self._ends[max(0, bisect_right(self._times, at_ms - 1) - 1)]
 
 
+@lru_cache(maxsize=4096)
 def rows(partition: int, first: int, end: int, config: int) -> pa.RecordBatch:
     """Some messages become no row (rejected, or filtered by a filter that a config change moves), some become two."""
     offsets = np.arange(first, end, dtype=np.int64)

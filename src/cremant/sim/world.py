@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from random import Random
 
 import msgspec
+import pyarrow as pa
 
 from cremant.epoch.format import decode, peek, to_message
 from cremant.epoch.protocol import PlannedBatch
 from cremant.epoch.records import Record
 from cremant.epoch.safeguards import Safeguards
 from cremant.epoch.scan import PartitionScan
+from cremant.log.api import OffsetExpired
 from cremant.log.memory import MemoryLog
 from cremant.model.offsets import Position
 from cremant.sim.observers import Observers, Violation
@@ -63,7 +65,12 @@ class World:
         self.log = MemoryLog(lambda: self.now_ms)
         self.stream: list[StreamPartition] = []
         self.observers = Observers(self)
+        #: Rows of the machines' transition tables that were taken: (machine, state, event).
+        self.transitions: set[tuple[str, str, str]] = set()
+        #: Read, decoded: the bytes of a record are decoded once, whoever reads it.
         self._records: dict[tuple[int, int], Record] = {}
+        #: Read, not decoded yet.
+        self._values: dict[tuple[int, int], pa.Buffer] = {}
         # What the metadata store keeps.
         self.generation = 0
         self.base = 0
@@ -117,13 +124,18 @@ class World:
         return log_offset
 
     def read(self, partition: int, log_offset: int) -> Record | None:
-        """The record at a log offset; None past the end. Decoded once, whoever reads it."""
-        record = self._records.get((partition, log_offset))
-        if record is None:
-            batch = self.log.reader(TOPIC, partition, log_offset).read(max_messages=1, max_bytes=1)
-            if batch is None:
-                return None
-            record = self._records[(partition, log_offset)] = decode(batch.values[0].as_buffer(), INCARNATION)
+        """The record at a log offset; None past the end. Raises OffsetExpired."""
+        if log_offset < self.log.earliest(TOPIC, partition):
+            raise OffsetExpired(TOPIC, partition, log_offset, self.log.earliest(TOPIC, partition))
+        key = (partition, log_offset)
+        record = self._records.get(key)
+        if record is None and log_offset < self.log.latest(TOPIC, partition):
+            if key not in self._values:
+                batch = self.log.reader(TOPIC, partition, log_offset).read(max_messages=64, max_bytes=1 << 30)
+                assert batch is not None  # the offset is below the end
+                for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
+                    self._values[(partition, offset)] = value.as_buffer()
+            record = self._records[key] = decode(self._values.pop(key), INCARNATION)
         return record
 
     def scan(self, partition: int, scan: PartitionScan) -> PartitionScan:
@@ -158,7 +170,7 @@ class World:
         """I-1: one end per segment; I-2: the next one starts exactly there (each replica counts from its own)."""
         cuts = self.cuts[partition]
         if index < len(cuts):
-            if cuts[index] != at:
+            if (cuts[index].log_offset, cuts[index].next_offset) != (at.log_offset, at.next_offset):
                 raise Violation("I-1", f"partition {partition}: segment {index} ends at {cuts[index]} and at {at}")
             return
         if index > len(cuts):
