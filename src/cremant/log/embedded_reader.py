@@ -150,23 +150,31 @@ class EmbeddedReader:
                 raise OffsetExpired(self._topic, self._number, self._position, state.earliest)
             if self._position >= state.next_offset:
                 return None
-            gathered = _Gathered(max(1, max_messages), max(1, min(max_bytes, _BATCH_BYTES_MAX)))
-            first = self._position
-            while gathered.messages_left > 0 and gathered.bytes_left > 0 and self._position < state.next_offset:
-                if not self._step(state, gathered):
-                    break
+            return self._gather(state, max_messages, max_bytes)
         except PartitionGone:
             raise self._gone() from None
         except FileNotFoundError:
             raise self._missing() from None
         except OSError as error:
             raise world_error(error, self._partition.name) from error
+
+    def _gather(self, state: PartitionState, max_messages: int, max_bytes: int) -> MessageBatch:
+        """A batch from the position on. What comes before an error is answered; the next read meets the error."""
+        gathered = _Gathered(max(1, max_messages), max(1, min(max_bytes, _BATCH_BYTES_MAX)))
+        first = self._position
+        try:
+            while gathered.messages_left > 0 and gathered.bytes_left > 0 and self._position < state.next_offset:
+                if not self._step(state, gathered):
+                    break
+        except (CremantError, OSError):
+            self._forget()
+            if gathered.count == 0:
+                raise
         return gathered.batch(first)
 
     def _missing(self) -> CremantError:
         """A file that should be there is not: retention, a deleted topic, or damage."""
         position = self._position
-        self._forget()
         try:
             state = self._partition.state()
         except PartitionGone:

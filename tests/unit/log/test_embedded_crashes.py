@@ -68,7 +68,7 @@ def test_killed_writers_lose_nothing_acknowledged_and_show_nothing_torn(tmp_path
     writers = [start(writer, 0) for writer in range(3)]
     reader = log.reader("t", 0, 0)
     seen: list[bytes] = []
-    for kill in range(1, 41):
+    for kill in range(1, 31):
         deadline_s = time.monotonic() + 0.05 + dice.random() * 0.05
         while time.monotonic() < deadline_s:
             log.wait({("t", 0): reader.position}, 0.02)
@@ -208,6 +208,24 @@ def test_damage_of_a_committed_frame_is_reported_with_file_and_position(tmp_path
         assert f"{path} at byte {last}: expected" in error
     path.write_bytes(whole)
     assert values_until_corrupt(log) == (values, "")
+
+
+def test_what_comes_before_damage_is_read_whatever_the_size_of_the_batch(tmp_path: Path) -> None:
+    log, path, last, values = prepared(tmp_path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: last + 60] + b"?" + whole[last + 61 :])
+    reader = log.reader("t", 0, 0)
+    batch = reader.read(max_messages=100, max_bytes=BIG)
+    assert batch is not None
+    assert batch.values.to_pylist() == values[:3]
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="checksum"):
+            reader.read(max_messages=100, max_bytes=BIG)
+        assert reader.position == 3
+    path.write_bytes(whole)
+    batch = reader.read(max_messages=100, max_bytes=BIG)
+    assert batch is not None
+    assert batch.values.to_pylist() == values[3:]
 
 
 def test_after_a_power_cut_a_damaged_last_append_is_not_there_and_the_log_goes_on(tmp_path: Path) -> None:
