@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from io import BufferedIOBase
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -19,13 +20,17 @@ import numpy as np
 from cremant.log.api import Log, Message
 from cremant.log.partitioner import Turns, partitions_of
 from cremant.model.errors import CremantError, UserError
-from cremant.model.limits import MESSAGE_BYTES_MAX, PRODUCE_BODY_BYTES_MAX
+from cremant.model.limits import MESSAGE_BYTES_MAX, MIB, PRODUCE_BODY_BYTES_MAX
 from cremant.model.offsets import OffsetRange
 
 #: Lines of a batch when they come as an iterable; read in rounds so that wide lines make smaller batches.
 BATCH_LINES = 10_000
 _ROUND_LINES = 500
 _BATCH_BYTES = PRODUCE_BODY_BYTES_MAX // 4
+#: Read from a file or pipe at once.
+_STREAM_BYTES = 1 * MIB
+#: A largest value as a JSON string of escapes, and its key.
+_LINE_BYTES_MAX = 8 * MESSAGE_BYTES_MAX
 #: How much of a refused line a message shows.
 _SHOWN_CHARS = 80
 
@@ -58,7 +63,8 @@ _turns = Turns(start=os.getpid())
 def produce_lines(
     log: Log, topic: str, lines: bytes | Iterable[bytes], *, keyed: bool = False, turns: Turns | None = None
 ) -> Produced:
-    """Appends each non-blank line of `lines` (bytes: a whole body, one batch; an iterable: one line each) as a message.
+    """Appends each non-blank line of `lines` as a message. `lines`: bytes, a whole body, one batch; or a binary file or
+    pipe, taken as it comes; or any iterable of lines.
 
     Not keyed: the line, a JSON object, is the value, keyless. Keyed: `{"key": string|null, "value": object|string}`;
     an object value is kept as the bytes it was written in, a string value is its UTF-8. A key goes to its murmur2
@@ -70,7 +76,7 @@ def produce_lines(
     if isinstance(lines, bytes) and len(lines) > PRODUCE_BODY_BYTES_MAX:
         raise UserError(f"a body of {len(lines)} bytes, at most {PRODUCE_BODY_BYTES_MAX} are allowed at once")
     produced = Produced({}, 0)
-    for first_line, text in [(1, lines)] if isinstance(lines, bytes) else _batches(lines):
+    for first_line, text in _batches(lines):
         try:
             batch = _Batch(first_line, _parse(text, first_line, keyed))
             produced = _append(log, topic, partitions, batch, turns or _turns, produced)
@@ -81,8 +87,33 @@ def produce_lines(
     return produced
 
 
-def _batches(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+def _batches(lines: bytes | Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Batches of lines: (number of the first line, text)."""
+    if isinstance(lines, bytes):
+        return iter([(1, lines)])
+    if isinstance(lines, BufferedIOBase):
+        return _batches_of_stream(lines)
+    return _batches_of_lines(lines)
+
+
+def _batches_of_stream(stream: BufferedIOBase) -> Iterator[tuple[int, bytes]]:
+    """What a file or pipe has at once, up to the last whole line: a slow pipe does not wait for a full batch."""
+    first_line, rest = 1, b""
+    while chunk := stream.read1(_STREAM_BYTES):
+        end = chunk.rfind(b"\n") + 1
+        if end:
+            text = rest + chunk[:end]
+            yield first_line, text
+            first_line, rest = first_line + text.count(b"\n"), chunk[end:]
+        elif len(rest) > _LINE_BYTES_MAX:
+            raise UserError(f"line {first_line}: longer than {_LINE_BYTES_MAX} bytes", hint="is it JSON lines?")
+        else:
+            rest += chunk
+    if rest:
+        yield first_line, rest
+
+
+def _batches_of_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     rest = iter(lines)
     first_line, count, size = 1, 0, 0
     parts: list[bytes] = []

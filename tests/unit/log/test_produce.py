@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -169,6 +172,45 @@ def test_many_lines_are_the_same_as_one_body(ending: bytes) -> None:
     produced = produce_lines(log, "t", (b'{"n":%d}' % n + ending for n in range(count)), turns=Turns())
     assert produced.ranges == {0: [OffsetRange(0, count)]}
     assert [value for _, value in values(log, 0)] == [b'{"n":%d}' % n for n in range(count)]
+
+
+def test_a_pipe_is_taken_as_it_comes() -> None:
+    log = new_log(1)
+    reading, writing = os.pipe()
+    with open(reading, "rb") as source, open(writing, "wb", buffering=0) as sink, ThreadPoolExecutor(1) as pool:
+        producing = pool.submit(produce_lines, log, "t", source, turns=Turns())
+        for n in range(3):
+            sink.write(b'{"n":%d}\n{"half' % n)
+            assert log.wait({("t", 0): 2 * n}, 30.0)
+            assert log.latest("t", 0) == 2 * n + 1
+            sink.write(b'":1}\n')
+            assert log.wait({("t", 0): 2 * n + 1}, 30.0)
+        sink.write(b'{"end":')
+        sink.write(b"1}")
+        sink.close()
+        assert producing.result(30).ranges == {0: [OffsetRange(0, 7)]}
+    assert values(log, 0)[-2:] == [(None, b'{"half":1}'), (None, b'{"end":1}')]
+
+
+def test_a_file_is_produced_whole_and_its_lines_are_counted(tmp_path: Path) -> None:
+    log = new_log(1)
+    path = tmp_path / "lines"
+    lines = [b'{"n":%d,"text":"%s"}' % (n, b"x" * 200) for n in range(20_000)]
+    path.write_bytes(b"\n".join(lines))
+    with path.open("rb") as file:
+        assert produce_lines(log, "t", file, turns=Turns()).ranges == {0: [OffsetRange(0, 20_000)]}
+    assert [value for _, value in values(log, 0)] == lines
+    path.write_bytes(b"\n".join([*lines[:15_000], b"oops", *lines]))
+    with path.open("rb") as file, pytest.raises(UserError, match=r"^line 15001: .*\d+ messages before were appended"):
+        produce_lines(log, "t", file)
+
+
+def test_a_file_without_lines_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "zeros"
+    with path.open("wb") as file:
+        file.truncate(100 * 1024 * 1024)
+    with path.open("rb") as file, pytest.raises(UserError, match="line 1: longer than"):
+        produce_lines(new_log(), "t", file)
 
 
 def test_nothing_to_produce_is_not_an_error() -> None:
