@@ -3,8 +3,9 @@
 
 Rules: only DONE segments go, when their newest row is older than the table's retention; a segment without any time goes
 by its creation. The epoch log keeps everything that a replica could still have to read: from the start of the open
-segment, of every segment that is not *safe* (in the deep store, or two verified copies: I-6), and, so that the mark
-that position stands behind can still be read, of the newest sealed segment.
+segment, of the segment that a live replica is still reading, of every segment that is not *safe* (in the deep store, or
+two verified copies: I-6), and, so that the mark that a position stands behind can still be read, of the newest sealed
+segment.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ def is_safe(segment: SegmentMetadata) -> bool:
     )
 
 
-def trim_floor(segments: Iterable[SegmentMetadata]) -> int:
-    """The log offset below which one partition's epoch log is no longer needed; 0 = keep all."""
+def trim_floor(segments: Iterable[SegmentMetadata], visible_offsets: Iterable[int] = ()) -> int:
+    """The log offset below which one partition's epoch log is no longer needed; 0 = keep all. `visible_offsets`: how
+    far (stream offset) each live replica has read."""
     ordered = sorted(segments, key=lambda segment: segment.sequence)
     if len(ordered) < 2:
         return 0
     needed = [segment.start.log_offset for segment in ordered if not is_safe(segment)]
+    for offset in visible_offsets:
+        behind = [segment for segment in ordered if segment.start_offset <= offset]
+        needed.append(behind[-1].start.log_offset if behind else 0)
     return min([*needed, ordered[-2].start.log_offset])

@@ -52,8 +52,10 @@ class Controller:
         name: str = "Controller",
         servers_grace_ms: int = SERVERS_GRACE_MS,
         take_over: bool = True,
+        expire_streams: Callable[[], None] | None = None,
     ) -> None:
-        """`take_over`: the caller has made sure that no other process leads this store (it holds the directory)."""
+        """`take_over`: the caller has made sure that no other process leads this store (it holds the directory).
+        `expire_streams` applies the log's own retention by age, where somebody must ask for it."""
         self.clock = Clock()
         self.store = store
         self.log = log
@@ -72,7 +74,8 @@ class Controller:
         )
         self.pipelines = Pipelines(self.catalog, self.instances, self.clock)
         self.commits = Commits(self.catalog, self.clock)
-        self.janitor = Janitor(self.catalog, self.tables, log, deep_store, self.clock)
+        self.janitor = Janitor(self.catalog, self.instances, self.tables, log, deep_store, self.clock)
+        self._expire_streams = expire_streams or (lambda: None)
         self._housekeeping = Housekeeping(self._duties(), self.clock, lambda: self.on_deposed())
 
     def _duties(self) -> list[Duty]:
@@ -83,6 +86,7 @@ class Controller:
             Duty("growth", GROWTH_INTERVAL_MS, self.janitor.grow_tables),
             Duty("retention", RETENTION_INTERVAL_MS, self.janitor.expire_segments),
             Duty("trim", RETENTION_INTERVAL_MS, self.janitor.trim_epoch_logs),
+            Duty("expire streams", RETENTION_INTERVAL_MS, self._expire_streams),
             Duty("sweep topics", SWEEP_INTERVAL_MS, self.tables.sweep_topics),
             Duty("sweep store", SWEEP_INTERVAL_MS, self.janitor.sweep_store),
         ]

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from cremant.cluster.retention import expired, trim_floor
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
+from cremant.controller.instances import Instances
 from cremant.controller.tables import Tables
 from cremant.log.api import Log
 from cremant.model.cluster import segment_key
@@ -92,8 +93,11 @@ class Housekeeping:
 class Janitor:
     """Retention, trimming and sweeping: carries out `cluster.retention`."""
 
-    def __init__(self, catalog: Catalog, tables: Tables, log: Log, deep_store: DeepStore, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, instances: Instances, tables: Tables, log: Log, deep_store: DeepStore, clock: Clock
+    ) -> None:
         self._catalog = catalog
+        self._instances = instances
         self._tables = tables
         self._log = log
         self._deep_store = deep_store
@@ -140,8 +144,10 @@ class Janitor:
             with self._catalog.lock:
                 segments = list(self._catalog.segments.get(name, {}).values())
                 partitions = sorted(self._catalog.partitions.get(name, {}))
+                tails = self._instances.tails(name, record.incarnation)
             for partition in partitions:
-                floor = trim_floor(segment for segment in segments if segment.partition == partition)
+                visible = [tail.watermark.next_offset for tail in tails.get(str(partition), {}).values()]
+                floor = trim_floor((s for s in segments if s.partition == partition), visible)
                 if floor > 0:
                     self._log.trim(topic, partition, floor)
 

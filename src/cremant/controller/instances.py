@@ -13,6 +13,7 @@ from cremant.cluster.membership import heard, is_live
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.model.cluster import InstanceReport, LiveInstance, PipelineReport, Role, TailReport, instance_key
+from cremant.model.errors import Conflict, NotFound
 from cremant.model.limits import INSTANCE_DEAD_AFTER_MS
 from cremant.wire.messages import Heartbeat
 
@@ -62,6 +63,27 @@ class Instances:
         if self._clock.now_ms() - self._started_ms > INSTANCE_DEAD_AFTER_MS:
             return True
         return self._live >= set(self._catalog.members)
+
+    def forget(self, instance: str) -> None:
+        """Drops a dead member that hosts nothing. Raises NotFound, Conflict."""
+        with self._catalog.lock:
+            if instance not in self._catalog.members:
+                raise NotFound(f"Instance {instance} not found")
+            if self.is_alive(instance):
+                raise Conflict(f"Failed to drop instance {instance} - it is alive", hint="stop it first")
+            hosts = any(
+                instance in partition.replicas
+                for partitions in self._catalog.partitions.values()
+                for partition in partitions.values()
+            )
+            if hosts or any(
+                instance in segment.replicas
+                for segments in self._catalog.segments.values()
+                for segment in segments.values()
+            ):
+                raise Conflict(f"Failed to drop instance {instance} - tables have replicas on it")
+            self._heard.pop(instance, None)
+            self._catalog.commit({instance_key(instance): None})
 
     def is_alive(self, instance: str) -> bool:
         return instance in self._live

@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from cremant.controller.core import Controller, hold_directory
 from cremant.controller.metrics import metrics_registry
 from cremant.controller.rest import routes
+from cremant.log.embedded import EmbeddedLog
 from cremant.log.open import open_log
 from cremant.model.names import instance_id
 from cremant.model.settings import Settings
@@ -41,7 +42,10 @@ def run_controller(settings: Settings, *, port: int, insecure: bool) -> None:
     with hold_directory(data_dir):
         log = open_log(settings)
         store = SqliteMetadataStore(data_dir / "metadata.db")
-        controller = Controller(store, log, DirectoryStore(store_directory(settings)), name=name)
+        controller = Controller(
+            store, log, DirectoryStore(store_directory(settings)), name=name,
+            expire_streams=log.expire if isinstance(log, EmbeddedLog) else None,
+        )  # fmt: skip
         log_event(
             _log, "controller leads", term=controller.catalog.leadership.term, tables=len(controller.catalog.tables)
         )

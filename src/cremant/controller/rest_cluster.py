@@ -54,6 +54,7 @@ class ClusterRest:
         ]
         return [
             *(Route(path, answering(handle), methods=["GET"]) for path, handle in gets),
+            Route("/instances/{instance}", answering(self.forget_instance), methods=["DELETE"]),
             Route("/sql", self.sql, methods=["GET", "POST"]),
         ]
 
@@ -85,6 +86,10 @@ class ClusterRest:
             "queryMailboxPort": -1,
             "shutdownInProgress": False,
         }
+
+    def forget_instance(self, request: Request) -> dict[str, str]:
+        self._instances.forget(request.path_params["instance"])
+        return {"status": "Successfully dropped instance"}
 
     def tenants(self, request: Request) -> dict[str, list[str]]:
         return {"SERVER_TENANTS": [TENANT], "BROKER_TENANTS": [TENANT]}

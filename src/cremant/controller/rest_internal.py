@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,13 +31,15 @@ from cremant.wire.messages import (
 _MESSAGE_BYTES_MAX = 32 * MIB
 #: Callers that know nothing wait this long for the first view.
 _FIRST_VIEW_S = 5.0
+#: Own threads: slow REST calls (a creation that waits for servers) must not make members look dead.
+_THREADS = 16
 T = TypeVar("T")
 
 
-def _endpoint(kind: type[T], handle: Callable[[T], Any]) -> Any:
+def _endpoint(kind: type[T], handle: Callable[[T], Any], threads: anyio.CapacityLimiter) -> Any:
     async def endpoint(request: Request) -> Response:
         message = decode(await read_body(request, _MESSAGE_BYTES_MAX), kind)
-        reply = await run_in_threadpool(handle, message)
+        reply = await anyio.to_thread.run_sync(handle, message, limiter=threads)
         return Response(encode(reply), media_type="application/json")
 
     return endpoint
@@ -55,6 +58,7 @@ def internal_routes(controller: Controller) -> list[BaseRoute]:
         encoded = await _poll(request, controller, since, query.get("nonce", ""), timeout_s)
         return Response(status_code=304) if encoded is None else Response(encoded, media_type="application/json")
 
+    threads = anyio.CapacityLimiter(_THREADS)
     posts: list[tuple[str, type[Any], Callable[[Any], Any]]] = [
         ("heartbeat", Heartbeat, controller.heartbeat),
         ("segmentConsumed", SegmentConsumed, controller.commits.consumed),
@@ -64,7 +68,8 @@ def internal_routes(controller: Controller) -> list[BaseRoute]:
         ("pipeline/base", BaseRequest, controller.pipelines.base),
     ]
     routes: list[BaseRoute] = [
-        Route(f"/internal/v1/{path}", _endpoint(kind, handle), methods=["POST"]) for path, kind, handle in posts
+        Route(f"/internal/v1/{path}", _endpoint(kind, handle, threads), methods=["POST"])
+        for path, kind, handle in posts
     ]
     return [*routes, Route("/internal/v1/view", view, methods=["GET"])]
 

@@ -36,7 +36,7 @@ from cremant.model.cluster import (
     segment_key,
     table_key,
 )
-from cremant.model.errors import AlreadyExists, InvalidConfig, NotFound
+from cremant.model.errors import AlreadyExists, Conflict, InvalidConfig, NotFound
 from cremant.model.limits import INSTANCE_DEAD_AFTER_MS, PARTITIONS_MAX, TABLES_MAX
 from cremant.model.names import dead_letter_topic, epoch_topic
 from cremant.model.schema import Schema
@@ -173,13 +173,15 @@ class Tables:
         name, now_ms = config.name, self._clock.now_ms()
         with self._catalog.lock:
             self._refuse_existing(config)
+            if self._catalog.schemas.get(name) != schema:
+                raise Conflict(f"schema {name} was changed while table {name} was being created", hint="try again")
             record = TableRecord(
                 config=config, table_schema=schema, incarnation=incarnation, topic_incarnation=stream.incarnation,
                 created_ms=now_ms,
             )  # fmt: skip
             changes: dict[str, Record | None] = {table_key(name): record, pipeline_key(name): PipelineRecord()}
             changes.update(self._new_partitions(record, starts, now_ms))
-            self._catalog.commit(changes, unchanged=[schema_key(schema.name)])
+            self._catalog.commit(changes, unchanged=[schema_key(name)])
 
     def _new_partitions(self, record: TableRecord, starts: dict[int, int], now_ms: int) -> dict[str, Record | None]:
         everyone = [p for partitions in self._catalog.partitions.values() for p in partitions.values()]
@@ -198,10 +200,12 @@ class Tables:
 
     def change(self, name: str, document: Any) -> TableConfig:
         """Raises InvalidConfig, Conflict (what cannot change on a live table), NotFound."""
-        config, schema = self.check(document)
-        if config.name != name:
-            raise InvalidConfig(f"Request table {name} does not match table name in the body {config.name_with_type}")
         with self._catalog.lock:
+            config, schema = self.check(document)
+            if config.name != name:
+                raise InvalidConfig(
+                    f"Request table {name} does not match table name in the body {config.name_with_type}"
+                )
             record = self._catalog.tables.get(name)
             if record is None:
                 raise NotFound(f"Table {config.name_with_type} does not exist")

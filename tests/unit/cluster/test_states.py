@@ -123,6 +123,16 @@ def test_the_epoch_log_is_kept_for_every_segment_that_is_not_safe() -> None:
     assert trim_floor([*segments, following]) == 100
 
 
+def test_the_epoch_log_is_kept_for_a_live_replica_that_still_reads_it() -> None:
+    segments = [
+        msgspec.structs.replace(_at(_done(n, store_state=StoreState.STORED), n * 100), start_offset=n * 10)
+        for n in range(5)
+    ]
+    following = msgspec.structs.replace(_at(OPEN, 500), sequence=5, start_offset=50)
+    assert trim_floor([*segments, following], [55, 25]) == 200
+    assert trim_floor([*segments, following], [55, 51]) == 400
+
+
 def test_nothing_is_trimmed_before_the_first_segment_is_sealed() -> None:
     assert trim_floor([_at(OPEN, 500)]) == 0
     assert trim_floor([]) == 0

@@ -215,6 +215,18 @@ def test_live_brokers_are_named_per_table(cluster: Cluster) -> None:
     }
 
 
+def test_a_dead_member_that_hosts_nothing_can_be_dropped(cluster: Cluster) -> None:
+    cluster.create()
+    cluster.beat("Broker_127.0.0.1_8099", Role.BROKER)
+    assert cluster.request("DELETE", "/instances/Broker_127.0.0.1_8099").status_code == 409
+    cluster.controller.instances._heard.clear()
+    cluster.controller.instances.refresh_liveness()
+    assert cluster.request("DELETE", f"/instances/{S1}").status_code == 409
+    answer = cluster.request("DELETE", "/instances/Broker_127.0.0.1_8099")
+    assert answer.json() == {"status": "Successfully dropped instance"}
+    assert cluster.request("GET", "/instances/Broker_127.0.0.1_8099").status_code == 404
+
+
 def test_sql_without_a_broker_says_what_is_missing(cluster: Cluster) -> None:
     answer = cluster.request("POST", "/sql", content=b'{"sql": "select 1"}')
     assert answer.status_code == 503
