@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metrics of a broker, under Pinot's stems: one observation per query; of freshness, where consuming rows were asked."""
+"""Metrics of a broker, under Pinot's stems: one observation per query; of freshness where consuming rows count."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ class BrokerMetrics:
             f"{_PREFIX}reduceTimeMs", "Time of the broker's part.", buckets=_LATENCY_MS, registry=registry
         )
         self._freshness_ms = Histogram(
-            f"{_PREFIX}freshnessLagMs", "Now minus what is proven to be in the answer, of queries on consuming partitions.", ["table"], buckets=_FRESHNESS_MS, registry=registry,
-        )  # fmt: skip
+            f"{_PREFIX}freshnessLagMs",
+            "Now minus what is proven to be in the answer, of queries on consuming partitions.",
+            ["table"],
+            buckets=_FRESHNESS_MS,
+            registry=registry,
+        )
         self._unknown = Counter(
             f"{_PREFIX}freshnessUnknown", "Queries on consuming partitions whose freshness is not known.", ["table"],
             registry=registry,

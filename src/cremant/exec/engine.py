@@ -43,6 +43,8 @@ from cremant.segment.scan import Piece
 
 #: Hidden column that carries a piece's validity; `t` is then a view without it.
 _VALID = "$valid"
+#: Of DataFusion's SQL parser (its default, 50, is met by ordinary nesting). See QUERY_DEPTH_MAX for what we send.
+RECURSION_LIMIT = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,7 @@ class Engine:
 
     def _session(self, rows: int) -> SessionContext:
         config = SessionConfig().with_target_partitions(self._partitions(rows)).with_batch_size(8192)
+        config = config.set("datafusion.sql_parser.recursion_limit", str(RECURSION_LIMIT))
         return SessionContext(config, self._runtime)
 
     def _collect(self, session: SessionContext, sql: str, deadline_s: float) -> tuple[pa.Table, int | None]:

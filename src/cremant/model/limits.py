@@ -34,6 +34,13 @@ DEFAULT_LIMIT = 10
 #: Queries a broker or server works on at once; more wait (bounded by their deadline), then are refused with 211.
 QUERIES_RUNNING_MAX = 8
 QUERIES_WAITING_MAX = 256
+#: Expressions inside each other: DataFusion 55 bears some hundreds before it overflows its stack; its SQL parser
+#: counts about two levels per one of ours (RECURSION_LIMIT in exec/engine.py).
+QUERY_DEPTH_MAX = 50
+#: Conditions and function calls of a query: 2,000 plan in about a second.
+QUERY_CALLS_MAX = 2_000
+#: DataFusion 55 evaluates CASE recursively: 500 branches work, 2,000 end the process.
+QUERY_CASE_BRANCHES_MAX = 200
 #: Plans and parsed texts a broker remembers: some ten KiB each, so ~10 MiB.
 PLANS_CACHED_MAX = 1_000
 #: Rows of one answer: 10 M rows of ~100 bytes JSON are ~1 GB; beyond that a query must aggregate or page.

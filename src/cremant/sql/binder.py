@@ -19,6 +19,7 @@ from cremant.sql import predicates, times
 from cremant.sql.aggregates import REFUSED, aggregate_names
 from cremant.sql.bound import Bound, as_type, bind_literal, common_type, invalid, quoted
 from cremant.sql.ir import Call, Column, Expr, Literal, Star, fold_literals
+from cremant.sql.normalize import balanced
 from cremant.sql.scalars import bind_scalar, placeholder, scalar_names
 
 #: Columns that every table has beside its own; hidden from `*`.
@@ -150,7 +151,7 @@ class Binder:
     def _predicate(self, name: str, args: tuple[Expr, ...]) -> str:
         match name:
             case "and" | "or":
-                return "(" + f" {name.upper()} ".join(self.predicate(arg) for arg in args) + ")"
+                return balanced([self.predicate(arg) for arg in args], name.upper())
             case "not":
                 return f"NOT ({self.predicate(args[0])})"
             case "is_null" | "is_not_null":

@@ -108,7 +108,10 @@ def _explain(error: ParseError | TokenError) -> str:
     if isinstance(error, ParseError) and error.errors:
         first = error.errors[0]
         near = f" near {first['highlight']!r}" if first.get("highlight") else ""
-        return f"{first['description']}{near} at line {first['line']}, column {first['col']}"
+        what = first["description"]
+        if what.startswith("Required keyword"):
+            what = "Something is missing"
+        return f"{what.split(' but got <Token')[0]}{near} at line {first['line']}, column {first['col']}"
     return str(error).split("\n")[0]
 
 

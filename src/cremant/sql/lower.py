@@ -52,6 +52,8 @@ def lower(tree: exp.Expression) -> Query:
     for part, value in tree.args.items():
         if value and part not in _PARTS:
             raise refuse(_PART_NAMES.get(part, part.strip("_").upper()))
+    if not tree.expressions:
+        raise QueryError(QueryCode.SQL_PARSING, "SQLParsingError: SELECT names no columns")
     table, qualifiers = _table(tree.args.get("from_"))
     to_ir = _Lowering(qualifiers)
     distinct = tree.args.get("distinct")

@@ -22,6 +22,7 @@ from cremant.sql.bound import Bound
 from cremant.sql.dialect import json_options, parse, parsing_error
 from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Query, Star, canonical, substitute
 from cremant.sql.lower import lower
+from cremant.sql.normalize import check_size, merge_equals
 from cremant.sql.plan import Plan, ResultColumn, Shape
 from cremant.sql.prune import prune_terms
 
@@ -110,7 +111,9 @@ def find_table(name: str, known: Iterable[str]) -> str:
 def parse_query(text: str) -> tuple[Query, dict[str, str]]:
     try:
         statement = parse(text)
-        return lower(statement.tree), statement.options
+        query = lower(statement.tree)
+        check_size(query)
+        return query, statement.options
     except RecursionError as error:
         raise parsing_error(text, "the expressions are nested too deeply", hint="use fewer parentheses") from error
 
@@ -188,7 +191,7 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
         [Order(_resolve(o.expr, exprs, aliases, scope), o.descending, o.nulls_first) for o in query.order_by]
     )
     having = _aliased(query.having, aliases, scope) if query.having is not None else None
-    where = _spelled(query.where, scope) if query.where is not None else None
+    where = merge_equals(_spelled(query.where, scope)) if query.where is not None else None
     limit = DEFAULT_LIMIT if query.limit is None else query.limit
     where_sql = Binder(scope).predicate(where) if where is not None else None
     shape = _shape(query, exprs, having, orders)

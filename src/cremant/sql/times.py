@@ -73,12 +73,14 @@ def _floor(sql: str, unit: int, shift: int = 0) -> str:
     return f"({floored})"
 
 
-def _scale(sql: str, ratio: tuple[int, int]) -> str:
-    """Multiplies by a ratio, rounding down."""
+def _scale(sql: str, ratio: tuple[int, int], *, whole: bool = False) -> str:
+    """Multiplies by a ratio, rounding down. `whole`: nothing is left over."""
     up, down = ratio
     if up != 1:
         return f"({sql} * {up})"
-    return f"({_floor(sql, down)} / {down})" if down != 1 else sql
+    if down == 1:
+        return sql
+    return f"({sql if whole else _floor(sql, down)} / {down})"
 
 
 def _as_timestamp(milliseconds: str, zone: str | None) -> str:
@@ -99,7 +101,8 @@ def truncate(args: Sequence[Bound]) -> Bound:
         sql = _floor(milliseconds, _FIXED_MS[unit], _WEEK_SHIFT_MS if unit == "week" else 0)
     else:
         sql = f"CAST(date_trunc('{unit}', {_as_timestamp(milliseconds, zone)}) AS BIGINT)"
-    return Bound(_scale(sql, (outgoing[1], outgoing[0])), DataType.LONG)
+    whole = zone is None and (unit in _CALENDAR or _FIXED_MS[unit] % outgoing[0] == 0)
+    return Bound(_scale(sql, (outgoing[1], outgoing[0]), whole=whole), DataType.LONG)
 
 
 def part(name: str, args: Sequence[Bound]) -> Bound:
