@@ -85,9 +85,11 @@ def ensure_epoch_topic(log: Log, table: TableView) -> str:
 def read_heads(
     log: Log, topic: str, partition: int, first: int, incarnation: str, up_to: int | None = None
 ) -> Iterator[tuple[int, Head]]:
-    """(log offset, head) of every record from `first` (or the earliest left) to `up_to` (or the present end)."""
+    """(log offset, head) of every record from `first` to `up_to`: all of them, or OffsetExpired, since the Fence that a
+    read-back looks for may be among those dropped. Without `up_to`: from the earliest left to the present end."""
     end = log.latest(topic, partition) if up_to is None else up_to
-    reader = log.reader(topic, partition, max(first, log.earliest(topic, partition)))
+    begin = first if up_to is not None else max(first, log.earliest(topic, partition))
+    reader = log.reader(topic, partition, begin)
     try:
         while reader.position < end:
             batch = reader.read(max_messages=SCAN_MESSAGES, max_bytes=SCAN_BYTES)
