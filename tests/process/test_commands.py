@@ -126,7 +126,7 @@ def test_a_first_hour(cluster: LocalCluster, tmp_path: Path, phase: Callable[[st
 
 def test_errors_are_one_line_and_a_hint(cluster: LocalCluster) -> None:
     for arguments, status, telling in (
-        (("sql", "SELECT * FROM nowhere"), 2, "nowhere"),
+        (("sql", "SELECT * FROM nowhere"), 2, "cremant status"),
         (("sql", "SELEC 1"), 2, "SQL"),
         (("produce", "no-such-topic", "-"), 2, "no-such-topic"),
         (("topic", "delete", "no-such-topic"), 2, "no-such-topic"),

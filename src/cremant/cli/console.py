@@ -31,7 +31,7 @@ def say(text: str) -> None:
         notes.print(text, soft_wrap=True)
     except OSError:
         # Whoever read our notes has gone (`2>&1 | head`). What we were doing goes on, and so does stopping cleanly.
-        notes.file = Path(os.devnull).open("w", encoding="utf-8")
+        notes.file = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for the rest of the process
 
 
 def warn(text: str) -> None:

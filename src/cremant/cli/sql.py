@@ -17,6 +17,7 @@ from cremant.cli.console import out, say, warn, write_json
 from cremant.cli.find import Target
 from cremant.cli.options import Format
 from cremant.model.errors import QueryError, UserError
+from cremant.model.query_codes import QueryCode
 
 #: Pinot's column types as Arrow types; the text forms of the rest are kept as they come.
 _ARROW: dict[str, pa.DataType] = {
@@ -25,6 +26,12 @@ _ARROW: dict[str, pa.DataType] = {
     "FLOAT": pa.float32(),
     "DOUBLE": pa.float64(),
     "BOOLEAN": pa.bool_(),
+}
+#: What to do about errors whose text says little (Pinot's texts are kept: clients compare them).
+_HINTS = {
+    int(QueryCode.TABLE_DOES_NOT_EXIST): "`cremant status` lists the tables",
+    int(QueryCode.TABLE_IS_DISABLED): "enable it: PUT /tables/{table}/state?state=enable",
+    int(QueryCode.BROKER_SEGMENT_UNAVAILABLE): "`cremant status` shows what is missing; it may be a matter of seconds",
 }
 _NUMBERS = {"INT", "LONG", "FLOAT", "DOUBLE", "BIG_DECIMAL"}
 
@@ -45,7 +52,8 @@ def sql(target: Target, text: str, *, form: Format, options: str = "") -> None:
     if table is None:
         if problems:
             first = problems[0]
-            raise QueryError(int(first["errorCode"]), str(first["message"]).strip())
+            code, message = int(first["errorCode"]), str(first["message"]).strip()
+            raise QueryError(code, f"{message} (code {code})", hint=_HINTS.get(code, ""))
         raise QueryError(1000, "the broker's answer has neither rows nor errors")
     match form:
         case Format.TABLE:

@@ -11,6 +11,7 @@ from rich.table import Table
 from cremant.cli.client import Client
 from cremant.cli.console import out, write_json
 from cremant.cli.find import Target
+from cremant.model.names import instance_id
 
 _COLOURS = {"running": "green", "paused": "yellow", "disabled": "yellow", "failed": "red", "backoff": "red"}
 
@@ -18,6 +19,10 @@ _COLOURS = {"running": "green", "paused": "yellow", "disabled": "yellow", "faile
 def status(target: Target, *, as_json: bool) -> None:
     with Client(target.controller) as client:
         document = client.status()
+    # The controller does not list itself: that it answers is its sign of life.
+    host, _, port = target.controller.split("//", 1)[-1].rpartition(":")
+    itself = {"id": instance_id("controller", host, int(port)), "role": "controller", "url": target.controller}
+    document["instances"].insert(0, {**itself, "live": True, "heardMsAgo": 0})
     if as_json:
         write_json(document)
         return
