@@ -135,7 +135,7 @@ class Log(Protocol):
 
     def wait(self, positions: dict[tuple[str, int], int], timeout_s: float) -> bool:
         """Blocks until one of the partitions has a message at or past its position (True), or the timeout (False).
-        Latency of a few ms without burning a core."""
+        Latency of a few ms without burning a core. Raises NotFound."""
 
     def trim(self, topic: str, partition: int, before_offset: int) -> None:
         """Messages below `before_offset` may go (retention by consumer position); whole files at a time."""

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +39,18 @@ logger = logging.getLogger(__name__)
 _SEGMENT_BYTES_MIN = 4 * KIB
 #: A topic deleted and created again while an operation looks at it; more often than this in a row it is refused.
 _REOPEN_TRIES = 3
+
+
+_logs: weakref.WeakSet[EmbeddedLog] = weakref.WeakSet()
+
+
+def _start_anew_in_a_fork() -> None:
+    """A forked child opens its own files: with inherited ones it would share the locks of its parent."""
+    for log in list(_logs):
+        log._reset()
+
+
+os.register_at_fork(after_in_child=_start_anew_in_a_fork)
 
 
 class Fsync(StrEnum):
@@ -81,9 +94,9 @@ class EmbeddedLog:
         self._epochs = PartitionOptions(fsync == Fsync.ALWAYS, segment_bytes, 0, 0, clock)
         self._topics = Topics(self.directory, self._streams)
         self._reset()
+        _logs.add(self)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], tuple[str, EmbeddedPartition]] = {}
         self._waiters = Waiters()
@@ -178,8 +191,6 @@ class EmbeddedLog:
 
     def _partition(self, topic: str, partition: int) -> tuple[str, EmbeddedPartition]:
         """The open partition and its incarnation."""
-        if self._pid != os.getpid():
-            self._reset()
         found = self._open.get((topic, partition))
         if found is not None:
             return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from cremant.log import embedded_index as index
@@ -30,9 +30,9 @@ class File:
         self.fd = -1
         self.fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)  # bound above: at the end of the process the module may be gone before its objects
 
     def size(self) -> int:
         return os.fstat(self.fd).st_size

@@ -106,7 +106,8 @@ class EmbeddedPartition:
         with self._locked() as state:
             if state.end and state.end + payload.frame_bytes > options.segment_bytes:
                 state = self._roll(state)
-            timestamp_ms = max(options.clock(), state.last_timestamp_ms)
+            now_ms = options.clock()
+            timestamp_ms = max(now_ms, state.last_timestamp_ms)
             offset, at = state.next_offset, state.end
             self._write(state, (payload.header(offset, timestamp_ms), *payload.parts))
             indexing = state.indexed < 0 or at - state.indexed >= LOG_INDEX_EVERY_BYTES
@@ -119,7 +120,7 @@ class EmbeddedPartition:
             self._commit(state)
             if indexing:
                 self._index(state.active_base, index.Entry(offset, timestamp_ms, at))
-            if timestamp_ms - self._checked_ms >= LOG_RETENTION_CHECK_MS:
+            if abs(now_ms - self._checked_ms) >= LOG_RETENTION_CHECK_MS:
                 self._expire_in_passing(state)
             return Appended(offset, timestamp_ms)
 

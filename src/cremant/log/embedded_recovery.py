@@ -44,7 +44,10 @@ def recover(directory: Path) -> PartitionState:
             entries.append(index.Entry(header.base_offset, header.timestamp_ms, at))
             indexed = at
         at, offset, timestamp_ms = at + header.frame_bytes, header.next_offset, header.timestamp_ms
-    index.rewrite(path, entries)
+    try:
+        index.rewrite(path, entries)
+    except OSError as error:
+        logger.warning("%s: its index could not be made anew: %s", path, error)  # it is advice: searches are longer
     if at == 0 and len(found) > 1:
         timestamp_ms = _last_timestamp_ms(directory, found[-2], base)
     return PartitionState(base, at, offset, timestamp_ms, found[0], indexed)

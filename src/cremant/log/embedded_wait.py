@@ -77,8 +77,8 @@ class _Inotify:
         self._poll = select.poll()
         self._poll.register(fd, select.POLLIN)
 
-    def __del__(self) -> None:
-        os.close(self._fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self._fd)
 
     def watch(self, paths: set[str]) -> bool:
         """False if the kernel cannot watch all of them."""
