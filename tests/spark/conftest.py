@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
+    sys.path.insert(0, str(HERE))
     settings = Settings(("test", {"data_dir": str(directory), "spark_master": "local[2,3]"}))
     start = begin_jvm(settings)
     with warnings.catch_warnings():
