@@ -103,13 +103,15 @@ class Partition:
         self._machine = PartitionReader(own.partition, start)
         self._source: LogReader | None = None
         self._target: int | None = None
+        self._caught_up = False
         self._backoff = Backoff()
         self._retry_at_s = 0.0
 
     @property
     def behind(self) -> bool:
-        """Rows that were acknowledged before this process started may not be visible yet, or never will."""
-        return self.state is not PartitionState.CONSUMING
+        """Rows that were acknowledged before this process started may not be visible yet; or it is stopped. One that
+        had caught up and has trouble with its log now serves what it has, and its watermark says how far that is."""
+        return not self._caught_up or self.state is PartitionState.STOPPED
 
     @property
     def state_name(self) -> str:
@@ -171,8 +173,6 @@ class Partition:
 
     def _turn(self, log: Log, now_ms: int) -> bool:
         source = self._source or self._open(log)
-        if source is None:
-            return False
         batch = source.read(max_messages=TURN_MESSAGES_MAX, max_bytes=TURN_BYTES_MAX)
         if batch is not None:
             self._apply_batch(source, batch, now_ms)
@@ -181,17 +181,15 @@ class Partition:
         self._set_state()
         return batch is not None
 
-    def _open(self, log: Log) -> LogReader | None:
+    def _open(self, log: Log) -> LogReader:
         topic, partition = self.id.topic, self.id.partition
         try:
             known = partition < log.topic(topic).partitions
         except NotFound:
             known = False
-        if not known and self.log_offset == 0:
-            # No pipeline has written yet. There are no rows, and none are missing.
-            self._retry_at_s = time.monotonic() + 0.1
-            self.state = PartitionState.CONSUMING
-            return None
+        if not known:
+            # The controller makes the epoch log before the table: without one, this is another log or a dropped table.
+            raise NotFound(f"epoch log {topic} partition {partition} does not exist", hint="is log_dir the same here?")
         if self._target is None:
             self._target = log.latest(topic, partition)
         self._source = log.reader(topic, partition, self.log_offset)
@@ -270,7 +268,7 @@ class Partition:
         if self._target is not None and self.log_offset >= self._target:
             if self.state is not PartitionState.CONSUMING:
                 log_event(_log, "partition has caught up", partition=str(self.id), rows=self.tail.snapshot.rows)
-            self.state = PartitionState.CONSUMING
+            self.state, self._caught_up = PartitionState.CONSUMING, True
         elif self._target is not None:
             self.state = PartitionState.CATCHING_UP
 

@@ -17,7 +17,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +29,7 @@ from cremant.model.limits import QUERIES_RUNNING_MAX, QUERIES_WAITING_MAX
 from cremant.model.query_codes import QueryCode
 from cremant.segment.prune import may_match
 from cremant.segment.scan import Piece
+from cremant.server.pool import DaemonPool
 from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
 from cremant.wire.codec import encode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
@@ -58,14 +58,14 @@ class QueryService:
         self.instance = ""
         self._tables = tables
         self._engine = engine
-        self._pool = ThreadPoolExecutor(QUERIES_RUNNING_MAX, thread_name_prefix="query")
+        self._pool = DaemonPool(QUERIES_RUNNING_MAX, "query")
         self._running = asyncio.Semaphore(QUERIES_RUNNING_MAX)
         self._waiting = 0
         #: Called with (elapsed_ms, error_code) per answer, for metrics.
         self.on_answer: Callable[[float, int], None] = lambda elapsed_ms, code: None
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     async def answer(self, query: ServerQuery) -> bytes:
         """The body of the reply; errors of the query travel inside."""
@@ -97,7 +97,7 @@ class QueryService:
         finally:
             self._waiting -= 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query, deadline_s)
+            return await asyncio.wrap_future(self._pool.submit(self._run, query, deadline_s))
         finally:
             self._running.release()
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import assert_never
 
@@ -27,6 +26,7 @@ from cremant.segment.reader import derive
 from cremant.segment.sealing import NOTHING, Sealing, Step, StepKind
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition
+from cremant.server.pool import DaemonPool
 from cremant.server.table import HostedTable
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
@@ -58,7 +58,7 @@ class Sealer:
         self._busy: set[tuple[str, str]] = set()
         self._backoffs: dict[tuple[str, str], Backoff] = {}
         self._build_turn = threading.Semaphore(1)
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="seal")
+        self._pool = DaemonPool(WORKERS, "seal")
         self._thread = threading.Thread(target=self._look_forever, name="seal", daemon=True)
         #: Totals for metrics.
         self.sealed_total = 0
@@ -72,7 +72,7 @@ class Sealer:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(timeout=1)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
 
     def _look_forever(self) -> None:
         while not self._stopping.wait(LOOK_EVERY_S):

@@ -29,6 +29,7 @@ from cremant.model.cluster import (
 )
 from cremant.model.names import SegmentName, epoch_topic
 from cremant.model.offsets import OffsetRange, Position
+from cremant.model.query_codes import QueryCode
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.model.settings import Settings
@@ -299,6 +300,8 @@ class Cluster:
         body = self.http.post(f"{server.url}/internal/v1/query", content=encode(query)).content
         length = int.from_bytes(body[:4], "big")
         header = decode(body[4 : 4 + length], ServerAnswer)
+        if header.error_code == QueryCode.SERVER_TABLE_MISSING:  # it has just started and has no view yet
+            return header, pa.table({})
         assert header.error_code == 0, header.error
         return header, pa.ipc.open_stream(body[4 + length :]).read_all()
 
@@ -306,7 +309,7 @@ class Cluster:
         """(count, sum of fares, rows promised by the watermarks), or None if the server could not serve all of it."""
         known = view or self.view()
         header, table = self.ask(server, "SELECT count(*) c, coalesce(sum(fare), 0) s FROM t", view=known)
-        if header.missing_segments or header.behind_partitions:
+        if header.error_code or header.missing_segments or header.behind_partitions:
             return None
         promised = sum(partition.covered.next for partition in header.partitions)
         return int(table["c"][0].as_py()), int(table["s"][0].as_py()), promised

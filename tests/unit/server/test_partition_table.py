@@ -201,14 +201,18 @@ def test_a_partition_is_behind_until_it_has_read_what_was_there_at_its_start(
     partition.close()
 
 
-def test_without_an_epoch_log_there_are_no_rows_and_none_are_missing(log: MemoryLog, kit: Any, tmp_path: Path) -> None:
+def test_without_an_epoch_log_a_partition_waits_for_it_and_says_why(log: MemoryLog, kit: Any, tmp_path: Path) -> None:
+    """An empty answer would be a wrong one if the log directory is merely not the right one."""
     partition = partition_at(kit.START, tmp_path)
     assert not partition.turn(log, wall_ms())
-    assert not partition.behind
+    assert partition.behind
+    assert "does not exist" in (partition.error or "")
     epochs = kit.EpochLog(log).create()
     epochs.write(10)
     kit.eventually(lambda: partition.turn(log, wall_ms()))
+    consume(partition, log)
     assert partition.tail.snapshot.rows == 10
+    assert not partition.behind
     partition.close()
 
 
@@ -343,6 +347,7 @@ def test_a_log_that_cannot_be_read_is_retried_and_nothing_is_skipped(
     kit.eventually(lambda: partition.turn(log, wall_ms()) or not partition.behind)
     consume(partition, log)
     assert partition.error is None
+    assert not partition.behind
     assert [o for part in partition.tail.snapshot.between(0, 99) for o in part.batch[0].to_pylist()] == list(range(30))
     partition.close()
 
