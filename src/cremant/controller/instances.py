@@ -7,6 +7,7 @@ progress numbers are not, so heartbeats of a busy, healthy cluster change no vie
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 from cremant.cluster.membership import heard, is_live
@@ -34,6 +35,7 @@ class Instances:
         self._heard: dict[str, _Heard] = {}
         self._live: frozenset[str] = frozenset()
         self._started_ms = clock.now_ms()
+        self._liveness_changed = threading.Condition(catalog.lock)
 
     def heartbeat(self, beat: Heartbeat) -> bool:
         """Takes a heartbeat in; True when something material changed. Raises Fenced for a replaced process."""
@@ -55,7 +57,14 @@ class Instances:
             live = frozenset(name for name, last in self._heard.items() if is_live(last.at_ms, now_ms))
             changed = live != self._live
             self._live = live
+            if changed:
+                self._liveness_changed.notify_all()
             return changed
+
+    def wait_for_live(self, role: Role, count: int, timeout_s: float) -> bool:
+        """Waits until `count` members of `role` live; the lock must not be held."""
+        with self._liveness_changed:
+            return self._liveness_changed.wait_for(lambda: len(self.live(role)) >= count, timeout_s)
 
     def is_settled(self) -> bool:
         """After a restart: every known member was heard again, or had the time to be. Before that, a view would call

@@ -14,13 +14,12 @@ from __future__ import annotations
 import logging
 import re
 import secrets
-import time
 from typing import Any
 
 import msgspec
 
 from cremant.cluster.partitions import missing_partitions, open_partition
-from cremant.cluster.placement import NotEnoughServers, load_of, place
+from cremant.cluster.placement import load_of, place
 from cremant.controller.catalog import Catalog, DropRecord, Record, drop_key
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
@@ -51,7 +50,6 @@ _log = logging.getLogger(__name__)
 DROP_GRACE_MS = 30_000
 #: How long a creation waits for enough live servers: those of a cluster that is just starting.
 SERVERS_GRACE_MS = 2 * INSTANCE_DEAD_AFTER_MS
-_SERVERS_POLL_S = 0.1
 _INTERNAL_TOPIC = re.compile(r"^(?:epochs|dead-letters)\.(?P<table>.+)\.(?P<incarnation>[0-9a-f]{16})$")
 
 
@@ -151,15 +149,8 @@ class Tables:
 
     def _await_servers(self, replication: int) -> None:
         """Waits for servers of a cluster that is just starting. Raises NotEnoughServers."""
-        deadline_s = time.monotonic() + self._servers_grace_ms / 1000
-        while True:
-            try:
-                place([0], replication, self._instances.live(Role.SERVER), {})
-                return
-            except NotEnoughServers:
-                if time.monotonic() >= deadline_s:
-                    raise
-            time.sleep(_SERVERS_POLL_S)
+        self._instances.wait_for_live(Role.SERVER, replication, self._servers_grace_ms / 1000)
+        place([0], replication, self._instances.live(Role.SERVER), {})
 
     def _start_offset(self, config: TableConfig, partition: int) -> int:
         topic = config.stream.topic
