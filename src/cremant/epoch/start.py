@@ -183,6 +183,12 @@ class StartMachine:
             self._committed = self._scans[0].last_mark
         except InvariantViolation as error:
             return self._give_up(error.message, rule=error.rule)
+        committed, listed = self._committed, len(self._start_offsets)
+        if committed is not None and committed.partition_count > listed:
+            return self._give_up(
+                f"epoch {committed.epoch} has {committed.partition_count} partitions, the list of partitions {listed}: "
+                "it is older than that epoch"
+            )
         ahead = max(scan.closed_epoch for scan in self._scans.values())
         if ahead > self._scans[0].closed_epoch and not isinstance(self._scans[0].decision, Reset):
             return self._give_up(

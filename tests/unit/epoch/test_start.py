@@ -234,6 +234,12 @@ def test_a_new_partition_is_fenced_and_begins_at_its_first_offset() -> None:
     assert starting.appended(EpochMark) == []
 
 
+def test_a_list_of_partitions_that_is_older_than_the_last_epoch_is_not_used() -> None:
+    gave_up = Starting([mark(8, 1, 1, 1, generation=4)], [mark(8, 1, 1, 1, generation=4)]).gives_up()
+    assert "3 partitions" in gave_up.reason
+    assert not gave_up.fenced
+
+
 def test_a_higher_fence_in_front_of_ours_ends_the_start() -> None:
     gave_up = Starting([Fence(generation=6)], []).gives_up()
     assert gave_up.fenced
@@ -330,7 +336,7 @@ def test_a_fenced_reset_stops_before_any_other_partition() -> None:
 
 
 def test_a_reset_to_an_epoch_that_was_never_closed_is_refused() -> None:
-    assert Starting(rewound(), reset_to=7).gives_up().rule == "E-4"
+    assert Starting(rewound(), rewound(), reset_to=7).gives_up().rule == "E-4"
 
 
 def test_a_reset_to_the_beginning_and_to_where_we_are() -> None:
