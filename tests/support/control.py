@@ -155,6 +155,11 @@ class Cluster:
         return self.view_where(lambda view: name in view.tables).tables[name]
 
 
+def heartbeat_of(server: str) -> Heartbeat:
+    record = InstanceRecord(id=server, role=Role.SERVER, host="127.0.0.1", port=8098)
+    return Heartbeat(instance=record, nonce="n1", report=InstanceReport())
+
+
 def tail(table: TableView, partition: int, *, next_offset: int = 0, error: str | None = None) -> TailReport:
     return TailReport(
         table=table.name, incarnation=table.record.incarnation, partition=partition, first_offset=0, rows=next_offset,

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from control import Cluster, schema, table, tail
+from control import Cluster, heartbeat_of, schema, table, tail
 
 from cremant.controller.tables import is_internal_topic
 from cremant.log.api import Message
@@ -65,6 +65,16 @@ def test_more_replicas_than_live_servers_are_refused_and_leave_nothing(cluster: 
     answer = cluster.post("/tables", table(replication=2), status=400)
     assert "needs 2 live servers, found 1" in answer["error"]
     assert _topics(cluster) == {"events"}
+
+
+def test_a_creation_waits_a_little_for_servers_that_are_just_starting(cluster: Cluster) -> None:
+    cluster.post("/topics", {"name": "events", "partitions": 1})
+    cluster.post("/schemas", schema())
+    cluster.controller.tables._servers_grace_ms = 10_000
+    beat = threading.Timer(0.2, lambda: cluster.controller.heartbeat(heartbeat_of("Server_a_1")))
+    beat.start()
+    cluster.post("/tables", table())
+    beat.join()
 
 
 def test_an_unknown_transform_is_refused_at_creation(cluster: Cluster) -> None:
