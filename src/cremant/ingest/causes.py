@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 #: Bytes of a rejected message kept as a sample.
 SAMPLE_BYTES = 256
@@ -35,6 +36,14 @@ class BadValue(ValueError):
         super().__init__(detail)
         self.cause = cause
         self.detail = detail
+
+
+class Refusal(NamedTuple):
+    """Message number `at` of a batch is not a row. (Not the exception: thousands of kept tracebacks are slow.)"""
+
+    at: int
+    cause: Cause
+    detail: str
 
 
 def shorten(value: object, limit: int = 80) -> str:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from cremant.ingest.causes import BadValue, Cause
+from cremant.ingest.causes import BadValue, Cause, Refusal
 from cremant.ingest.coerce_columns import WIDE_DECIMAL, WORK_TYPES, convert_column, exactly_convertible
 from cremant.ingest.decode_rows import RowDecoder
 from cremant.model.limits import MESSAGE_BYTES_MAX, MESSAGE_DEPTH_MAX
@@ -74,7 +74,7 @@ class Decoded:
 
     columns: list[pa.Array]
     kept: np.ndarray
-    bad: list[tuple[int, BadValue]]
+    bad: list[Refusal]
 
 
 class _Refused(Exception):
@@ -109,7 +109,7 @@ class JsonDecoder:
     def decode(self, values: pa.BinaryArray) -> Decoded:
         """`values`: nullable binary array of messages."""
         count = len(values)
-        bad: list[tuple[int, BadValue]] = []
+        bad: list[Refusal] = []
         messages = _trimmed(values)
         fast, slow = self._sort_out(messages, bad)
         pieces: list[tuple[np.ndarray, list[pa.Array]]] = []
@@ -122,16 +122,16 @@ class JsonDecoder:
             self._decode_rows(values.take(pa.array(slow)), slow, pieces, bad)
         return self._assemble(count, pieces, bad)
 
-    def _sort_out(self, messages: pa.BinaryArray, bad: list[tuple[int, BadValue]]) -> tuple[np.ndarray, np.ndarray]:
+    def _sort_out(self, messages: pa.BinaryArray, bad: list[Refusal]) -> tuple[np.ndarray, np.ndarray]:
         """Indexes of messages for the columnar decoder and for the other one; hopeless ones go to `bad`."""
         lengths = pc.fill_null(pc.binary_length(messages), 0).to_numpy(zero_copy_only=False)
         hopeless = (lengths == 0) | (lengths > MESSAGE_BYTES_MAX)
         for at in np.flatnonzero(hopeless).tolist():
             if lengths[at]:
                 detail = f"{lengths[at]} bytes, at most {MESSAGE_BYTES_MAX} are allowed"
-                bad.append((at, BadValue(Cause.TOO_LARGE, detail)))
+                bad.append(Refusal(at, Cause.TOO_LARGE, detail))
             else:
-                bad.append((at, BadValue(Cause.EMPTY_MESSAGE, "the message has no value")))
+                bad.append(Refusal(at, Cause.EMPTY_MESSAGE, "the message has no value"))
         fast = ~hopeless
         offsets, data = _bytes_of(messages)
         if len(data):
@@ -151,7 +151,7 @@ class JsonDecoder:
         batch: pa.BinaryArray,
         indexes: np.ndarray,
         pieces: list[tuple[np.ndarray, list[pa.Array]]],
-        bad: list[tuple[int, BadValue]],
+        bad: list[Refusal],
     ) -> None:
         for read in self._reads(batch):
             try:
@@ -243,17 +243,15 @@ class JsonDecoder:
         batch: pa.BinaryArray,
         indexes: np.ndarray,
         pieces: list[tuple[np.ndarray, list[pa.Array]]],
-        bad: list[tuple[int, BadValue]],
+        bad: list[Refusal],
     ) -> None:
         decoded = self._rows.decode(batch.to_pylist())
-        bad.extend((int(indexes[at]), refusal) for at, refusal in decoded.bad)
+        bad.extend(refusal._replace(at=int(indexes[refusal.at])) for refusal in decoded.bad)
         columns = [pa.array(cells, kind) for cells, kind in zip(decoded.columns, self._types, strict=True)]
         pieces.append((indexes[decoded.kept], columns))
 
-    def _assemble(
-        self, count: int, pieces: list[tuple[np.ndarray, list[pa.Array]]], bad: list[tuple[int, BadValue]]
-    ) -> Decoded:
-        bad.sort(key=lambda item: item[0])
+    def _assemble(self, count: int, pieces: list[tuple[np.ndarray, list[pa.Array]]], bad: list[Refusal]) -> Decoded:
+        bad.sort(key=lambda refusal: refusal.at)
         if not pieces:
             return Decoded([pa.array([], kind) for kind in self._types], np.empty(0, dtype=np.int64), bad)
         kept = np.concatenate([indexes for indexes, _ in pieces])

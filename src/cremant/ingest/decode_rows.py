@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from cremant.ingest.causes import BadValue, Cause
+from cremant.ingest.causes import BadValue, Cause, Refusal
 from cremant.ingest.coerce import cell_converter, plain
 from cremant.model.limits import MESSAGE_DEPTH_MAX
 from cremant.model.schema import DataType, FieldSpec
@@ -34,7 +34,7 @@ class DecodedRows:
 
     columns: list[list[Any]]
     kept: list[int]
-    bad: list[tuple[int, BadValue]]
+    bad: list[Refusal]
 
 
 def _parse_integer(digits: str) -> int | float:
@@ -54,6 +54,7 @@ class RowDecoder:
         self._columns: list[tuple[str, Callable[[Any], Any]]] = [
             (field.name, self._converter(field)) for field in fields
         ]
+        self._lenient = json.JSONDecoder(parse_float=Decimal if self._exact else None, parse_int=_parse_integer)
         self._decode = msgspec.json.Decoder(float_hook=Decimal).decode if self._exact else msgspec.json.Decoder().decode
 
     def _converter(self, field: FieldSpec) -> Callable[[Any], Any]:
@@ -65,13 +66,13 @@ class RowDecoder:
     def decode(self, messages: list[bytes]) -> DecodedRows:
         columns: list[list[Any]] = [[] for _ in self._columns]
         kept: list[int] = []
-        bad: list[tuple[int, BadValue]] = []
+        bad: list[Refusal] = []
         appends = [column.append for column in columns]
         for at, message in enumerate(messages):
             try:
                 cells = self._cells(self.record(message))
-            except BadValue as refusal:
-                bad.append((at, refusal))
+            except BadValue as problem:
+                bad.append(Refusal(at, problem.cause, problem.detail))
                 continue
             kept.append(at)
             for append, cell in zip(appends, cells, strict=True):
@@ -97,7 +98,7 @@ class RowDecoder:
             raise BadValue(Cause.MALFORMED_JSON, f"not UTF-8: {error.reason} at byte {error.start}") from None
         text = _STRINGS_AND_LITERALS.sub(_spell_out, text)
         try:
-            return json.loads(text, parse_float=Decimal if self._exact else None, parse_int=_parse_integer)
+            return self._lenient.decode(text)
         except ValueError as error:
             raise BadValue(Cause.MALFORMED_JSON, str(error)) from None
 

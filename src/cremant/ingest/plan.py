@@ -69,7 +69,7 @@ class IngestPlan:
     def run(self, batch: MessageBatch) -> Ingested:
         """All messages of `batch`: each becomes a row, a rejected record or a filtered one. Never raises for data."""
         decoded = self._decoder.decode(batch.values)
-        rejected = [_reject(batch, at, refusal.cause, refusal.detail) for at, refusal in decoded.bad]
+        rejected = [_reject(batch, at, cause, detail) for at, cause, detail in decoded.bad]
         columns = decoded.columns
         kept = decoded.kept
         filtered: tuple[int, ...] = ()

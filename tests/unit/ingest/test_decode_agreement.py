@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cremant.ingest.causes import BadValue, Cause
+from cremant.ingest.causes import Cause
 from cremant.ingest.decode_json import JsonDecoder, work_type
 from cremant.ingest.decode_rows import RowDecoder
 from cremant.model.limits import MESSAGE_BYTES_MAX
@@ -94,7 +94,7 @@ def _reference(fields: tuple[FieldSpec, ...], messages: list[bytes | None]) -> l
             continue
         decoded = rows.decode([message])
         if decoded.bad:
-            results.append(decoded.bad[0][1].cause)
+            results.append(decoded.bad[0].cause)
         else:
             results.append(
                 [pa.array(cells, work_type(field))[0] for cells, field in zip(decoded.columns, fields, strict=True)]
@@ -105,9 +105,9 @@ def _reference(fields: tuple[FieldSpec, ...], messages: list[bytes | None]) -> l
 def _columnar(decoder: JsonDecoder, messages: list[bytes | None]) -> list[Any]:
     decoded = decoder.decode(pa.array(messages, pa.binary()))
     results: list[Any] = [None] * len(messages)
-    for at, refusal in decoded.bad:
-        assert isinstance(refusal, BadValue)
-        results[at] = refusal.cause
+    for refusal in decoded.bad:
+        assert results[refusal.at] is None
+        results[refusal.at] = refusal.cause
     for row, at in enumerate(decoded.kept.tolist()):
         assert results[at] is None
         results[at] = [column[row] for column in decoded.columns]
@@ -233,7 +233,7 @@ def test_any_bytes_are_decoded_alike(messages: list[bytes | None]) -> None:
 def test_too_large_messages_are_refused_without_being_parsed() -> None:
     huge = b'{"c_int":1,"x":"' + b"y" * MESSAGE_BYTES_MAX + b'"}'
     decoded = JsonDecoder(SINGLE).decode(pa.array([b'{"c_int":1}', huge, b'{"c_int":2}'], pa.binary()))
-    assert [(at, refusal.cause) for at, refusal in decoded.bad] == [(1, Cause.TOO_LARGE)]
+    assert [(refusal.at, refusal.cause) for refusal in decoded.bad] == [(1, Cause.TOO_LARGE)]
     assert decoded.kept.tolist() == [0, 2]
 
 
