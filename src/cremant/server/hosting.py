@@ -269,7 +269,10 @@ class Hosting:
             for table in list(self.tables.values()):
                 for hosted in list(table.segments.values()):
                     if hosted.sealed is not None and not hosted.verified and not self._stopping.is_set():
+                        began_s = time.monotonic()
                         self._verify(table, hosted)
+                        # Rest as long as it worked: queries need the cores more.
+                        self._stopping.wait(time.monotonic() - began_s)
 
     def _verify(self, table: HostedTable, hosted: HostedSegment) -> None:
         sealed = hosted.sealed

@@ -205,13 +205,11 @@ def _add_segment(scan: _Scan, table: HostedTable, found: Resolved, query: Server
 def _add_tail(scan: _Scan, table: HostedTable, found: Resolved, query: ServerQuery, rows: TailRows) -> None:
     total = sum(part.rows for part in rows.parts)
     scan.docs_total += total
-    kept = [
-        part for part in rows.parts if may_match(query.prune, part.block.range_of, table.single_precision)
-    ]  # fmt: skip
+    kept = tuple(part for part in rows.parts if may_match(query.prune, part.block.range_of, table.single_precision))
     if not kept:
         return
     key = f"{table.name}/{query.incarnation}/tail/{rows.partition}"
-    batches = tuple(part.scan(found.alignment) for part in kept)
+    batches = TailRows(rows.partition, rows.segment, kept).batches(found.alignment)
     count = sum(part.rows for part in kept)
     scan.pieces.append(Piece(key, rows.partition, rows.segment, batches, count, None, False))
 

@@ -72,6 +72,10 @@ class Sealer:
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join(timeout=1)
+        self.stop_pool()
+
+    def stop_pool(self) -> None:
+        """Steps that wait are dropped; one that runs is abandoned, its scratch is removed at the next start."""
         self._pool.close()
 
     def _look_forever(self) -> None:

@@ -87,6 +87,9 @@ class TailRows:
     segment: str
     parts: tuple[TailPart, ...]
 
+    def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
+        return tuple(part.scan(alignment) for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTail:

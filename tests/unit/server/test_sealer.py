@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver of sealing with a scripted controller and a real store: the paths that kills alone do not reach."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cremant.log.memory import MemoryLog
+from cremant.model.errors import Unavailable
+from cremant.model.offsets import Position
+from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.segment import sealing as sealing_module
+from cremant.segment.build import Built, SegmentSpec, build_segment
+from cremant.segment.tail import SpillQuota
+from cremant.server.files import ServerFiles
+from cremant.server.partition import Partition, PartitionId
+from cremant.server.sealing import Sealer, _as_committed
+from cremant.server.table import HostedSegment, HostedTable
+from cremant.store.deepstore import DirectoryStore, segment_object
+from cremant.wire.messages import (
+    CommitEnd,
+    CommitEndReply,
+    CompletionStatus,
+    SegmentConsumed,
+    SegmentConsumedReply,
+    TailRequest,
+)
+
+INCARNATION = "00000000000000aa"
+
+
+class Controller:
+    """Answers from a list, and keeps what it was told."""
+
+    id = "me"
+
+    def __init__(self) -> None:
+        self.script: list[Any] = []
+        self.heard: list[Any] = []
+
+    def call(self, path: str, message: Any, reply_type: type[Any], timeout_ms: int = 0) -> Any:
+        self.heard.append(message)
+        answer = self.script.pop(0) if self.script else Unavailable("nobody there")
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, reply_type)
+        return answer
+
+    def poke(self) -> None:
+        pass
+
+
+class World:
+    def __init__(self, kit: Any, root: Path, flush_rows: int = 10**9) -> None:
+        self.kit = kit
+        self.log = MemoryLog(lambda: int(time.time() * 1000))
+        self.epochs = kit.EpochLog(self.log).create()
+        self.files = ServerFiles(root / "server")
+        self.store = DirectoryStore(root / "store")
+        self.controller = Controller()
+        self.table = HostedTable(kit.table_record(flush_rows))
+        own = PartitionId("trips", INCARNATION, 0)
+        self.partition = Partition(own, kit.START, self.files.tail_directory(own), SpillQuota())
+        self.table.partitions[0] = self.partition
+        self.opened: SegmentMetadata = kit.open_segment_metadata(0, 0, kit.START, ("me",))
+        self.table.open[0] = self.opened
+        tables = {"trips": self.table}
+        self.sealer = Sealer(tables, self.files, self.store, self.controller, fsync=False)  # type: ignore[arg-type]
+
+    def consume(self) -> None:
+        while self.partition.turn(self.log, int(time.time() * 1000)):
+            pass
+
+    def seal_until(self, condition: Callable[[], Any]) -> None:
+        def look() -> Any:
+            self.sealer._look(self.table)
+            return condition()
+
+        self.kit.eventually(look)
+
+    def committed_elsewhere(self, root: Path, end: Position) -> SegmentMetadata:
+        """Another replica sealed the rows of its own log, and stored them."""
+        snapshot = self.partition.tail.snapshot
+        rows = [part.batch for part in snapshot.between(0, end.next_offset)]
+        built: Built = build_segment(root / "other", rows, SegmentSpec(self.kit.SCHEMA, "ts"), fsync=False)
+        url = self.store.put(segment_object("trips", INCARNATION, self.opened.name, 1), built.path)
+        return _as_committed(self.opened, end, built, url)
+
+    def offsets(self, segments: tuple[str, ...], first: int) -> list[int] | None:
+        found = self.table.resolve(segments, (TailRequest(partition=0, from_offset=first),))
+        if found.missing or found.behind:
+            return None
+        batches = [batch for part in found.segments for batch in part.batches(found.alignment)]
+        batches += [batch for tail in found.tails for part in tail.sealed for batch in part.batches(found.alignment)]
+        batches += [batch for tail in found.tails for batch in tail.rows.batches(found.alignment)]
+        return sorted(offset for batch in batches for offset in batch[0].to_pylist())
+
+
+@pytest.fixture
+def make_world(kit: Any, tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def make(**options: Any) -> World:
+        made.append(World(kit, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.sealer.stop_pool()
+        world.partition.close()
+        world.files.close()
+
+
+def test_a_commit_whose_reply_is_lost_is_asked_about_again_and_installed_from_the_view(
+    make_world: Any, kit: Any
+) -> None:
+    world = make_world(flush_rows=100)
+    world.epochs.write(100)
+    world.epochs.write(30)
+    world.consume()
+    end = world.partition.closings.wanted_cut(0, world.table.record.config.flush, 0).at
+    world.controller.script = [
+        SegmentConsumedReply(status=CompletionStatus.COMMIT, end=end, token=1),
+        Unavailable("the reply got lost"),
+        SegmentConsumedReply(status=CompletionStatus.KEEP, end=end, token=1),
+    ]
+    world.seal_until(lambda: len(world.controller.heard) >= 3)
+    asked, committed, again = world.controller.heard[:3]
+    assert isinstance(asked, SegmentConsumed)
+    assert asked.reason == "rowLimit"
+    assert asked.at == end
+    assert isinstance(committed, CommitEnd)
+    assert (committed.rows, committed.token) == (100, 1)
+    assert isinstance(again, SegmentConsumed)
+    done = _as_committed(
+        world.opened, end,
+        Built(Path("x"), committed.rows, committed.size_bytes, committed.checksum, committed.file_checksum,
+              committed.columns, None, None, None),
+        committed.store_url,
+    )  # fmt: skip
+    world.table.segments[done.name] = HostedSegment(done)
+    world.table.open[0] = kit.open_segment_metadata(0, 1, end, ("me",))
+    assert world.offsets((done.name,), 100) == list(range(130))  # from the tail, already
+    world.seal_until(lambda: world.table.segments[done.name].sealed is not None)
+    assert world.partition.tail.snapshot.first_offset == 100
+    assert world.offsets((done.name,), 100) == world.offsets((), 0) == list(range(130))
+
+
+def test_a_refused_commit_is_never_installed(make_world: Any) -> None:
+    world = make_world(flush_rows=100)
+    world.epochs.write(100)
+    world.consume()
+    end = world.partition.closings.last
+    world.controller.script = [
+        SegmentConsumedReply(status=CompletionStatus.COMMIT, end=end, token=1),
+        CommitEndReply(status=CompletionStatus.FAILED),
+        SegmentConsumedReply(status=CompletionStatus.HOLD, end=end, token=2),
+    ]
+    world.seal_until(lambda: len(world.controller.heard) >= 3)
+    assert world.opened.name not in world.table.segments
+    assert world.partition.tail.snapshot.first_offset == 0
+
+
+def test_a_replica_far_behind_fetches_the_segment_and_goes_on_behind_it(
+    make_world: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealing_module, "CATCH_UP_MS", 0)
+    world = make_world()
+    world.epochs.write(100)
+    world.consume()
+    end = world.partition.closings.last
+    done = world.committed_elsewhere(tmp_path, end)
+    # The same replica as it was before it had read anything, with the rest of the log still to come.
+    world.epochs.write(50)
+    own = world.partition.id
+    late = Partition(own, kit.START, tmp_path / "late", SpillQuota())
+    world.partition.close()
+    world.partition = world.table.partitions[0] = late
+    world.table.segments[done.name] = HostedSegment(done)
+    world.table.open[0] = kit.open_segment_metadata(0, 1, end, ("me",))
+    assert world.offsets((done.name,), 100) is None
+    world.seal_until(lambda: world.table.segments[done.name].sealed is not None)
+    kit.eventually(lambda: late.tail.snapshot.first_offset == 100)
+    world.consume()
+    assert world.offsets((done.name,), 100) == world.offsets((), 0) == list(range(150))
+    assert world.sealer.fetched_total == 1
+
+
+def test_own_rows_that_differ_are_dropped_loudly_and_the_committed_ones_fetched(
+    make_world: Any, kit: Any, tmp_path: Path
+) -> None:
+    world = make_world()
+    world.epochs.write(100)
+    world.consume()
+    end = world.partition.closings.last
+    done = world.committed_elsewhere(tmp_path, end)
+    mine = world.partition.tail.snapshot.blocks[0].batch
+    wrong = mine.set_column(4, mine.schema.field(4), mine.column(4).take(list(range(99, -1, -1))))
+    world.partition.tail.restart(0)
+    world.partition.tail.append(wrong, 100)
+    world.table.segments[done.name] = HostedSegment(done)
+    world.table.open[0] = kit.open_segment_metadata(0, 1, end, ("me",))
+    world.seal_until(lambda: world.table.segments[done.name].sealed is not None)
+    assert world.sealer.diverged_total == 1
+    sealed = world.table.segments[done.name].sealed
+    assert sealed is not None
+    assert sealed.marker.checksum == done.checksum
+
+
+def test_a_segment_that_nobody_has_is_in_error_with_the_cause_and_retried(
+    make_world: Any, kit: Any, tmp_path: Path
+) -> None:
+    world = make_world()
+    world.epochs.write(100)
+    world.consume()
+    end = world.partition.closings.last
+    done = world.committed_elsewhere(tmp_path, end)
+    name = world.store.name_of(done.store_url or "")
+    saved = (world.store.root / name).read_bytes()
+    world.store.delete(name)
+    world.partition.tail.drop_below(100)
+    hosted = world.table.segments[done.name] = HostedSegment(done)
+    world.table.open[0] = kit.open_segment_metadata(0, 1, end, ("me",))
+    world.seal_until(lambda: hosted.error)
+    assert hosted.state is ReplicaState.ERROR
+    assert "has no object" in (hosted.error or "")
+    (world.store.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (world.store.root / name).write_bytes(saved)
+    world.seal_until(lambda: hosted.state is ReplicaState.ONLINE)
+    assert hosted.error is None
+
+
+def test_truncated_bytes_in_the_store_are_refused(make_world: Any, kit: Any, tmp_path: Path) -> None:
+    world = make_world()
+    world.epochs.write(100)
+    world.consume()
+    done = world.committed_elsewhere(tmp_path, world.partition.closings.last)
+    path = world.store.root / world.store.name_of(done.store_url or "")
+    path.write_bytes(path.read_bytes()[:-5])
+    world.partition.tail.drop_below(100)
+    hosted = world.table.segments[done.name] = HostedSegment(msgspec.structs.replace(done))
+    world.seal_until(lambda: hosted.error)
+    assert "expected sha256:" in (hosted.error or "")
+    assert not list((tmp_path / "server" / "scratch").iterdir())
