@@ -260,7 +260,6 @@ def check_update(old: TableConfig, new: TableConfig) -> None:
         ("stream type", old.stream.stream_type, new.stream.stream_type),
         ("stream topic", old.stream.topic, new.stream.topic),
         ("time column", old.time_column, new.time_column),
-        ("nullHandlingEnabled", old.null_handling, new.null_handling),
     )
     for what, before, after in fixed:
         if before != after:

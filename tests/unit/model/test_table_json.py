@@ -281,7 +281,6 @@ def test_a_live_table_keeps_its_stream_and_time_column() -> None:
     for other in (
         _table({"stream.embedded.topic.name": "elsewhere"}),
         _table(segmentsConfig={"timeColumnName": "other"}),
-        _table(tableIndexConfig={"nullHandlingEnabled": True}),
     ):
         with pytest.raises(Conflict, match="cannot change"):
             check_update(old, parse_table(other))
