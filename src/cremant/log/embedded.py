@@ -93,6 +93,7 @@ class EmbeddedLog:
         self._streams = PartitionOptions(fsync == Fsync.ALWAYS, segment_bytes, retention_ms, retention_bytes, clock)
         self._epochs = PartitionOptions(fsync == Fsync.ALWAYS, segment_bytes, 0, 0, clock)
         self._topics = Topics(self.directory, self._streams)
+        self._closed = False
         self._reset()
         _logs.add(self)
 
@@ -100,7 +101,6 @@ class EmbeddedLog:
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], tuple[str, EmbeddedPartition]] = {}
         self._waiters = Waiters()
-        self._closed = False
 
     def create_topic(self, topic: str, partitions: int) -> TopicInfo:
         return self._topics.create(topic, partitions)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cremant.log import embedded_files, embedded_wait
+from cremant.log import embedded_files, embedded_index, embedded_wait
 from cremant.log.api import Message, OffsetExpired
 from cremant.log.embedded import EmbeddedLog
 from cremant.log.open import log_directory, open_log
@@ -138,7 +138,7 @@ def test_other_processes_see_what_retention_dropped(tmp_path: Path) -> None:
 # --- the index ---
 
 
-@pytest.mark.parametrize("damage", ["none", "gone", "garbage", "first half", "shuffled"])
+@pytest.mark.parametrize("damage", ["none", "gone", "garbage", "first half", "shuffled", "of another file"])
 def test_offsets_and_times_are_found_whatever_the_index_looks_like(tmp_path: Path, damage: str) -> None:
     clock = Clock()
     log = EmbeddedLog(tmp_path, segment_bytes=1 * MIB, clock=clock)
@@ -153,6 +153,10 @@ def test_offsets_and_times_are_found_whatever_the_index_looks_like(tmp_path: Pat
             "gone": b"",
             "garbage": os.urandom(len(data)),
             "first half": data[: len(data) // 2 + 7],
+            "of another file": b"".join(
+                embedded_index.Entry(int(path.stem) + 10 * n, 1_000_000 + int(path.stem) + 10 * n, 10_000 * n).pack()
+                for n in range(60)
+            ),
             "shuffled": b"".join(data[at : at + 32] for at in reversed(range(0, len(data), 32))),
         }
         path.write_bytes(changed[damage])
