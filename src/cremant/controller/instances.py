@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances: who is a member (durable), who lives and what they last said (volatile).
 
-Rule: a report is *material* when others act on it (which segments and tails are served, which pipeline runs, errors);
-progress numbers are not, so heartbeats of a busy, healthy cluster change no view.
+Rules
+- A report is *material* when others act on it (which segments and tails are served, which pipeline runs, errors);
+  progress numbers are not, so heartbeats of a busy, healthy cluster change no view.
+- When the controller itself stood still (stopped process, starved machine), that time counts against nobody: a pause
+  of its own must not look like everyone's death.
 """
 
 from __future__ import annotations
@@ -15,8 +18,11 @@ from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.model.cluster import InstanceReport, LiveInstance, PipelineReport, Role, TailReport, instance_key
 from cremant.model.errors import Conflict, NotFound
-from cremant.model.limits import INSTANCE_DEAD_AFTER_MS
+from cremant.model.limits import HEARTBEAT_MS, INSTANCE_DEAD_AFTER_MS
 from cremant.wire.messages import Heartbeat
+
+#: No heartbeat and no tick for this long: it was the controller that stood still, not everyone else.
+OWN_PAUSE_MS = 4 * HEARTBEAT_MS
 
 
 @dataclass(slots=True)
@@ -35,6 +41,7 @@ class Instances:
         self._heard: dict[str, _Heard] = {}
         self._live: frozenset[str] = frozenset()
         self._started_ms = clock.now_ms()
+        self._looked_at_ms = self._started_ms
         self._liveness_changed = threading.Condition(catalog.lock)
 
     def heartbeat(self, beat: Heartbeat) -> bool:
@@ -51,9 +58,14 @@ class Instances:
             return member is not known or came_alive or before is None or before.signature != signature
 
     def refresh_liveness(self) -> bool:
-        """True when an instance died or came back since the last look."""
+        """True when an instance died or came back since the last look. Called by every heartbeat and every tick."""
         with self._catalog.lock:
             now_ms = self._clock.now_ms()
+            stood_still_ms = now_ms - self._looked_at_ms
+            self._looked_at_ms = now_ms
+            if stood_still_ms > OWN_PAUSE_MS:
+                for last in self._heard.values():
+                    last.at_ms = min(now_ms, last.at_ms + stood_still_ms)
             live = frozenset(name for name, last in self._heard.items() if is_live(last.at_ms, now_ms))
             changed = live != self._live
             self._live = live
