@@ -86,7 +86,7 @@ TAIL_SPILL_BYTES = 32 * MIB
 TAIL_DISK_BYTES_MAX = 8 * 1024 * MIB
 
 # --- epoch log readers ---
-#: Closed epochs that a reader or a start can go back to on a Reset: at two epochs a second half an hour, ~200 bytes each.
+#: Closed epochs that a reader or a start can go back to on a Reset: half an hour at two a second, ~200 bytes each.
 EPOCHS_REMEMBERED = 4_096
 #: Content hashes of unclosed blocks that a reader compares: more than any epoch has (64 Ki full blocks would be 4 G
 #: rows); ~200 bytes each, so 13 MB at the very most.
