@@ -55,7 +55,8 @@ class Scope:
 
     def __init__(self, table: TableInfo | None, *, null_handling: bool) -> None:
         self._table = table
-        self.null_handling = null_handling and table is not None and table.stores_nulls
+        self.null_handling = null_handling
+        self._cells_may_be_null = null_handling and table is not None and table.stores_nulls
         self.used: dict[str, None] = {}
         fields = table.schema.fields if table is not None else ()
         self._fields = {spec.name: spec for spec in fields}
@@ -83,7 +84,7 @@ class Scope:
             sql = f"COALESCE({quoted(name)}, 0)" if name == INGESTION_TIME else quoted(name)
             return Bound(sql, VIRTUAL_COLUMNS[name])
         sql = quoted(name)
-        if self.null_handling:
+        if self._cells_may_be_null:
             is_null = IS_NULL_PREFIX + name
             self.used[is_null] = None
             sql = f"CASE WHEN {quoted(is_null)} THEN NULL ELSE {sql} END"

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker with servers behind it, in this process, over real HTTP: the broker's own app, and servers that answer
+ServerQuery with the real engine from rows held in memory. What a server may do wrong is set on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio.to_thread
+import msgspec
+import pyarrow as pa
+from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cremant.broker.metrics import BrokerMetrics
+from cremant.broker.query import QueryService
+from cremant.broker.rest import routes
+from cremant.exec.engine import Engine
+from cremant.model.cluster import (
+    ClusterView,
+    LiveInstance,
+    PartitionRecord,
+    PartitionView,
+    Role,
+    TableRecord,
+    TableView,
+)
+from cremant.model.errors import QueryError
+from cremant.model.offsets import OffsetRange, Position, Watermark
+from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
+from cremant.model.segments import SegmentMetadata, SegmentStatus
+from cremant.model.table import FlushConfig, StreamConfig, TableConfig
+from cremant.segment.layout import scan_schema
+from cremant.segment.scan import Piece
+from cremant.server.query import pack
+from cremant.shell.app import RunningServer, listen, make_app, serve, url_of
+from cremant.wire.codec import decode
+from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
+
+START_MS = 1_700_000_000_000
+PARTITIONS = 2
+
+
+def _field(name: str, kind: DataType, field_type: FieldType = FieldType.DIMENSION, **more: Any) -> FieldSpec:
+    return FieldSpec(name=name, data_type=kind, field_type=field_type, **more)
+
+
+#: The table of the recorded answers.
+SCHEMA = Schema(
+    name="gold",
+    fields=(
+        _field("user_id", DataType.LONG),
+        _field("country", DataType.STRING),
+        _field("tags", DataType.STRING, single_value=False),
+        _field("extra", DataType.STRING),
+        _field("clicks", DataType.INT, FieldType.METRIC),
+        _field("amount", DataType.DOUBLE, FieldType.METRIC),
+        _field("ts", DataType.LONG, FieldType.DATE_TIME, format="1:MILLISECONDS:EPOCH", granularity="1:MILLISECONDS"),
+    ),
+)
+SCAN = scan_schema(SCHEMA)
+
+
+def gold_rows(count: int = 200) -> list[dict[str, Any]]:
+    return [
+        {
+            "$offset": index // PARTITIONS, "$subRow": 0, "$ingestionTime": START_MS + index * 1000,
+            "user_id": (index * 7) % 50, "country": ("FR", "DE", "US")[index % 3], "tags": ["a", "b"][: index % 2 + 1],
+            "extra": "null", "clicks": index % 10, "amount": index / 4, "ts": START_MS + index * 1000,
+        }
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    arrays = [pa.array([row[f.name] for row in rows], _plain(f.type)).cast(f.type) for f in SCAN]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCAN)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_string_view(kind) else kind
+
+
+@dataclass(slots=True)
+class Behaviour:
+    """Of one server. `delay_s` passes before it answers; `behind` is what it says; `refuse`: HTTP 500."""
+
+    delay_s: float = 0.0
+    behind: bool = False
+    error_code: int = 0
+    refuse: bool = False
+    asked: list[ServerQuery] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Kit:
+    url: str
+    servers: dict[str, Behaviour]
+    view: ClusterView
+    service: QueryService
+    caught_up_at_ms: list[int | None]
+    rows: dict[int, pa.RecordBatch]
+
+
+def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[ServerAnswer, pa.Table | None]:
+    behaviour = kit.servers[name]
+    if behaviour.error_code:
+        return ServerAnswer(instance=name, error_code=behaviour.error_code, error="on purpose"), None
+    wanted = () if behaviour.behind else query.tails
+    pieces = [
+        Piece(f"p{tail.partition}", tail.partition, f"gold__{tail.partition}__0__x", (kit.rows[tail.partition],),
+              kit.rows[tail.partition].num_rows, None, False)
+        for tail in wanted
+    ]  # fmt: skip
+    try:
+        result = engine.run(
+            query.sql, pieces, query.columns, SCAN, deadline_s=time.monotonic() + query.budget_ms / 1000,
+            constants={"$hostName": name},
+        )  # fmt: skip
+    except QueryError as error:
+        return ServerAnswer(instance=name, error_code=error.code, error=str(error)), None
+    partitions = tuple(
+        PartitionAnswer(
+            partition=tail.partition,
+            covered=OffsetRange(0, kit.rows[tail.partition].num_rows),
+            watermark=Watermark(
+                next_offset=kit.rows[tail.partition].num_rows, epoch=5 + tail.partition,
+                max_ingestion_ms=START_MS + 199_000, caught_up_at_ms=kit.caught_up_at_ms[tail.partition],
+            ),
+        )
+        for tail in wanted
+    )  # fmt: skip
+    header = ServerAnswer(
+        instance=name, partitions=partitions, docs_total=result.stats.rows_scanned,
+        behind_partitions=tuple(tail.partition for tail in query.tails) if behaviour.behind else (),
+        docs_scanned=result.stats.rows_matched, segments_queried=len(pieces), segments_processed=len(pieces),
+        segments_matched=len(pieces),
+    )  # fmt: skip
+    return header, result.table
+
+
+def _table(*, enabled: bool = True) -> TableView:
+    config = TableConfig(
+        name="gold", time_column="ts", replication=2, stream=StreamConfig(stream_type="embedded", topic="gold"),
+        flush=FlushConfig(),
+    )  # fmt: skip
+    start = Position(log_offset=0, epoch=0, generation=0, next_offset=0)
+    replicas = ("Server_1", "Server_2")
+    partitions = []
+    for partition in range(PARTITIONS):
+        name = f"gold__{partition}__0__x"
+        record = PartitionRecord(partition=partition, consuming=name, sequence=0, replicas=replicas, start_offset=0)
+        consuming = SegmentMetadata(
+            name=name, partition=partition, sequence=0, status=SegmentStatus.IN_PROGRESS, start_offset=0, start=start,
+            created_ms=0, replicas=replicas,
+        )  # fmt: skip
+        partitions.append(PartitionView(record=record, consuming=consuming))
+    record_of_table = TableRecord(config=config, table_schema=SCHEMA, incarnation="abc", enabled=enabled)
+    return TableView(record=record_of_table, partitions=tuple(partitions), segments=())
+
+
+@contextlib.contextmanager
+def running(app: Any) -> Iterator[str]:
+    """Serves an app from a thread, on a free port of 127.0.0.1."""
+    bound = listen("127.0.0.1", 0)
+    handles: list[RunningServer] = []
+    up = threading.Event()
+    thread = threading.Thread(
+        target=serve, args=(app, "127.0.0.1", 0),
+        kwargs={"insecure": False, "bound": bound, "on_handle": handles.append, "on_started": lambda url: up.set()},
+    )  # fmt: skip
+    thread.start()
+    try:
+        assert up.wait(10)
+        yield url_of(bound)
+    finally:
+        handles[0].stop()
+        thread.join(10)
+
+
+@contextlib.contextmanager
+def broker_kit() -> Iterator[Kit]:
+    """Two servers that replicate both partitions of `gold`, and a broker."""
+    rows = {
+        partition: batch_of([row for index, row in enumerate(gold_rows()) if index % PARTITIONS == partition])
+        for partition in range(PARTITIONS)
+    }
+    engine = Engine(threads=2, memory_bytes=256 * 1024 * 1024)
+    with contextlib.ExitStack() as stack:
+        stack.callback(engine.close)
+        empty = ClusterView(version=0, controller_nonce="")
+        service = QueryService(lambda: kit.view, engine, "Broker_127.0.0.1_8099")
+        stack.callback(service.close)
+        kit = Kit("", {}, empty, service, [START_MS + 300_000, START_MS + 250_000], rows)
+        instances = []
+        for name in ("Server_1", "Server_2"):
+            kit.servers[name] = Behaviour()
+            url = stack.enter_context(running(_server_app(name, kit, engine)))
+            instances.append(LiveInstance(id=name, role=Role.SERVER, url=url))
+        disabled = _table(enabled=False)
+        config = msgspec.structs.replace(disabled.record.config, name="closed")
+        closed = msgspec.structs.replace(disabled, record=msgspec.structs.replace(disabled.record, config=config))
+        kit.view = ClusterView(
+            version=1, controller_nonce="c", instances=tuple(instances), tables={"gold": _table(), "closed": closed}
+        )
+        registry = CollectorRegistry()
+        service.on_response = BrokerMetrics(registry).query_answered
+        app = make_app("broker", routes(service, lambda: kit.view), ready=lambda: (True, ""), registry=registry)
+        kit.url = stack.enter_context(running(app))
+        yield kit
+
+
+def _server_app(name: str, kit: Kit, engine: Engine) -> Any:
+    def query(request: Request) -> Response:
+        behaviour = kit.servers[name]
+        message = decode(bytes(request.state.body), ServerQuery)
+        behaviour.asked.append(message)
+        time.sleep(behaviour.delay_s)
+        if behaviour.refuse:
+            return Response(b"on purpose", 500)
+        return Response(pack(*_answer(message, name, kit, engine)), media_type="application/octet-stream")
+
+    async def endpoint(request: Request) -> Response:
+        request.state.body = await request.body()
+        return await anyio.to_thread.run_sync(query, request)
+
+    return make_app("server", [Route("/internal/v1/query", endpoint, methods=["POST"])], ready=lambda: (True, ""))
