@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bench.cluster import LocalCluster, command, descendants
@@ -54,17 +55,24 @@ def signal_all(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def generation(cluster: LocalCluster) -> int:
+def pipeline_of(cluster: LocalCluster) -> dict[str, Any]:
+    """Who holds the table's lease, the generation in force, and what the holder reports."""
     (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
-    return int(table["pipeline"]["generation"])
+    pipeline: dict[str, Any] = table["pipeline"]
+    return pipeline
 
 
-def wait_for_generation_above(cluster: LocalCluster, old: int, deadline_s: float) -> int:
+def wait_for_another_holder(cluster: LocalCluster, old: str, deadline_s: float) -> dict[str, Any]:
+    """Until another pipeline holds the lease and runs (its report is of the generation in force)."""
     until = time.monotonic() + deadline_s
-    while (now := generation(cluster)) <= old:
-        assert time.monotonic() < until, f"no pipeline took over from generation {old} within {deadline_s} s"
+    while True:
+        pipeline = pipeline_of(cluster)
+        report = pipeline["report"] or {}
+        is_new = pipeline["holder"] not in (None, old)
+        if is_new and report.get("state") == "running" and report["generation"] == pipeline["generation"]:
+            return pipeline
+        assert time.monotonic() < until, f"nobody took over from {old} within {deadline_s} s: {pipeline}"
         time.sleep(0.25)
-    return now
 
 
 @pytest.mark.timeout(300)
@@ -90,25 +98,25 @@ def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_
         try:
             time.sleep(3)
             first = cluster.pids()["pipeline"]
-            old = generation(cluster)
+            old = pipeline_of(cluster)
             whole = [first, *descendants(first)]
             signal_all(whole, signal.SIGSTOP)
-            phase(f"stopped the pipeline of generation {old}: {len(whole)} processes; {ledger.rows} rows sent")
+            phase(f"stopped {told(old)}, {len(whole)} processes; {ledger.rows} rows sent")
             with second_pipeline(cluster, tmp_path / "second"):
-                new = wait_for_generation_above(cluster, old, 60)
-                phase(f"generation {new} took over")
-                time.sleep(3)
+                new = wait_for_another_holder(cluster, old["holder"], 90)
+                phase(f"{told(new)} took over")
+                time.sleep(2)
                 signal_all(whole, signal.SIGCONT)
                 phase("the old one goes on")
                 time.sleep(6)
-                assert generation(cluster) == new
+                assert pipeline_of(cluster)["holder"] == new["holder"]
                 cluster.rest.wait_for(TOTAL_SQL, _after(ledger, stop, producer), deadline_s=60)
                 assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
                 phase(f"exact at {ledger.rows} rows with both pipelines running; the second one ends")
             ledger.produce(5_000)
-            newest = wait_for_generation_above(cluster, new, 60)
+            third = wait_for_another_holder(cluster, new["holder"], 60)
             cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
-            phase(f"generation {newest} took over in turn, exact at {ledger.rows} rows")
+            phase(f"{told(third)} took over, exact at {ledger.rows} rows")
         finally:
             stop.set()
             producer.join(30)
@@ -153,6 +161,10 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
             cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
         assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
         ledger.close()
+
+
+def told(pipeline: dict[str, Any]) -> str:
+    return f"{pipeline['holder']} of generation {pipeline['generation']}"
 
 
 def _after(ledger: Ledger, stop: threading.Event, producer: threading.Thread) -> list[list[object]]:
