@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy
 from broker_kit import START_MS, Kit, broker_kit
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "rest"
+GOLDEN = Path(__file__).parents[2] / "golden" / "query"
 
 
 @pytest.fixture(scope="module")
