@@ -159,7 +159,7 @@ def test_a_pipeline_whose_java_dies_ends_itself(world: World, url: str) -> None:
     with pipeline(world, url) as process:
         world.produce(range(100))
         wait_for(lambda: world.closed_rows() == 100, 90)
-        table = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+        table = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout
         below = process.children()
         java = [int(line.split()[0]) for line in table.splitlines()[1:] if "PythonGatewayServer" in line]
         (ours,) = [pid for pid in java if pid in below]

@@ -24,12 +24,13 @@ from cremant.model.settings import Settings
 from cremant.pipeline.java import Jvm, JvmStart
 from cremant.pipeline.session import begin_jvm, open_session
 from cremant.pipeline.supervisor import Supervisor
+from cremant.pipeline.warmup import warm_up
 from cremant.shell.app import RunningServer, listen, make_app, serve
 from cremant.shell.logs import log_event, setup_logging
 from cremant.shell.member import Member
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -47,9 +48,13 @@ class SessionOnTheWay:
         self._settings = settings
         self._jvm_start = jvm_start
         self._done = threading.Event()
+        #: Nothing waits for the session yet, so it may run itself warm first.
+        self.is_idle: Callable[[], bool] = lambda: False
         self._session: SparkSession | None = None
         self.jvm: Jvm | None = None
         self.error: BaseException | None = None
+        #: Java ended without being told to.
+        self.died = False
         self._began_s = time.monotonic()
 
     def start(self) -> None:
@@ -60,7 +65,10 @@ class SessionOnTheWay:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.jvm = self._jvm_start.wait()
-                self._session = open_session(self._settings, self.jvm)
+                session = open_session(self._settings, self.jvm)
+                if self.is_idle():
+                    warm_up(session, self._settings)
+            self._session = session
             log_event(_log, "Spark session ready", after_ms=int((time.monotonic() - self._began_s) * 1000))
         except BaseException as error:
             self.error = error
@@ -129,6 +137,7 @@ def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False
     setup_logging("pipeline", member.id)
     supervisor = Supervisor(session, log, settings, member)
     supervisors.append(supervisor)
+    session.is_idle = lambda: member.view is not None and not supervisor.queries()
     registry = CollectorRegistry()
     registry.register(PipelineMetrics(supervisor))
 
@@ -156,7 +165,7 @@ def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False
         log.close()
     if session.error is not None:
         raise session.error
-    if session.jvm is not None and handles and getattr(session, "died", False):
+    if session.jvm is not None and session.died:
         raise Unavailable("the Java process of the pipeline died", hint=f"see {session.jvm.log_path}")
 
 
@@ -166,7 +175,7 @@ def _watch(session: SessionOnTheWay, member: Member, handles: list[RunningServer
         time.sleep(0.2)
         gone = session.jvm is not None and not session.jvm.alive()
         if gone or session.error is not None or member.fenced:
-            session.died = gone  # type: ignore[attr-defined]
+            session.died = gone
             for handle in handles:
                 handle.stop()
             return

@@ -2,8 +2,8 @@
 """The Spark session of a pipeline process: one per process, several tables in it (facts: settings that worked).
 
 Spark's own checkpoint writes cost an epoch about 100 ms on the stock local file system, because it starts a process
-per file; the small jar beside this module has one that does not. `quick_files=False`, or a package without the jar,
-works the same, slower.
+per file; the small jar beside this module has one that does not. With the setting `pipeline_quick_files` 0, or without
+the jar, everything works the same, slower.
 """
 
 from __future__ import annotations
@@ -20,12 +20,8 @@ from cremant.pipeline.java import QUICK_JAR, Jvm, JvmStart
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FAIR_POOLS = """<?xml version="1.0"?>
-<allocations><pool name="default"><schedulingMode>FAIR</schedulingMode></pool></allocations>
-"""
 
-
-def session_conf(settings: Settings, *, quick_files: bool = True) -> dict[str, str]:
+def session_conf(settings: Settings) -> dict[str, str]:
     """Every Spark setting that is not Spark's default, with why."""
     conf = {
         "spark.app.name": "cremant-pipeline",
@@ -55,7 +51,7 @@ def session_conf(settings: Settings, *, quick_files: bool = True) -> dict[str, s
         "spark.local.dir": str(Path(settings.data_dir).absolute() / "spark-local"),
         "spark.sql.catalogImplementation": "in-memory",
     }
-    if quick_files and QUICK_JAR.exists():
+    if settings.pipeline_quick_files and QUICK_JAR.exists():
         conf["spark.hadoop.fs.file.impl"] = "dev.cremant.fs.QuickLocalFileSystem"
         conf["spark.hadoop.fs.AbstractFileSystem.file.impl"] = "dev.cremant.fs.QuickLocalFs"
     return conf
@@ -68,7 +64,7 @@ def begin_jvm(settings: Settings) -> JvmStart:
     return JvmStart.begin(driver_memory=str(settings.spark_driver_memory), log_path=data_dir / "spark.log")
 
 
-def open_session(settings: Settings, jvm: Jvm, *, quick_files: bool = True) -> SparkSession:
+def open_session(settings: Settings, jvm: Jvm) -> SparkSession:
     """The session, in the JVM that was begun. Once per process. Raises NoResource."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_GATEWAY_PORT"] = str(jvm.port)
@@ -80,7 +76,7 @@ def open_session(settings: Settings, jvm: Jvm, *, quick_files: bool = True) -> S
         raise NoResource("PySpark is not installed", hint="pip install 'cremant[pipeline]'") from error
     try:
         conf = SparkConf(loadDefaults=False)
-        for name, value in session_conf(settings, quick_files=quick_files).items():
+        for name, value in session_conf(settings).items():
             conf.set(name, value)
         return SparkSession.builder.config(conf=conf).getOrCreate()
     finally:

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run's processes tell each other through files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation, NotFound
+from cremant.pipeline.plan import Wanted
+from cremant.pipeline.spec import RunSpec, WantedFile, read_config, take_stopped, write_stopped, write_wanted
+
+
+def spec(**changes: object) -> RunSpec:
+    values: dict[str, object] = {
+        "run_dir": "/r", "log_settings": {"log_dir": "/l"}, "table": "t", "incarnation": "i", "topic": "s",
+        "topic_incarnation": "x", "epoch_topic": "e", "dead_letter_topic": "d", "generation": 2, "base": 7,
+        "starts": (0,), "tasks_max": 2, **changes,
+    }  # fmt: skip
+    return RunSpec(**values)  # type: ignore[arg-type]
+
+
+def test_the_replayed_batch_keeps_its_epoch_and_all_others_count_from_the_base() -> None:
+    run = spec(replay_batch=4, replay_epoch=5)
+    assert [run.epoch_of(batch) for batch in (4, 5, 6)] == [5, 12, 13]
+    assert RunSpec.from_json(run.to_json()) == run
+
+
+def test_the_planner_sees_what_the_driver_wants_when_it_changes(tmp_path: Path) -> None:
+    file = WantedFile(tmp_path)
+    for version in range(1, 5):
+        write_wanted(tmp_path, Wanted(config_version=version, starts=(0,), max_rows=5))
+        assert file.read().config_version == version
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidConfig("wrong", hint="right it"), InvariantViolation("E-8", "other topic"), NotFound("gone")]
+)
+def test_the_reason_of_a_failure_reaches_the_driver_as_the_same_error(tmp_path: Path, error: Exception) -> None:
+    assert isinstance(error, InvalidConfig | InvariantViolation | NotFound)
+    write_stopped(tmp_path, error)
+    write_stopped(tmp_path, InvalidConfig("a later one"))
+    found = take_stopped(tmp_path)
+    assert type(found) is type(error)
+    assert str(found) == str(error)
+    assert take_stopped(tmp_path) is None
+
+
+def test_a_config_version_that_is_gone_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(Corrupt, match="config version 3 of a planned epoch"):
+        read_config(tmp_path, 3)
