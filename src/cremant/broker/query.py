@@ -50,6 +50,8 @@ _INLINE_TEXT_CHARS_MAX = 4_096
 _INLINE_ROWS_MAX = 100
 #: A server that failed a request is asked last for this long; the view knows better after that.
 _SUSPECT_S = 3.0
+#: Time to reduce what arrived after the time of the query was spent on waiting for the rest.
+_REDUCE_GRACE_S = 1.0
 #: Longer waits are cut to an hour: nothing a broker does takes longer, and deadlines stay finite.
 _TIMEOUT_MS_MAX = 3_600_000
 
@@ -152,6 +154,8 @@ class QueryService:
         if tables is None:
             return
         reduce_s = time.monotonic()
+        if response.exceptions:  # what arrived is given out, also when waiting for the rest took all the time
+            deadline_s = max(deadline_s, reduce_s + _REDUCE_GRACE_S)
         if plan.reduce_sql is None and sum(part.num_rows for part in tables) <= _INLINE_ROWS_MAX:
             self._finish(plan, page(tables, plan), response)
         else:

@@ -54,6 +54,14 @@ async def scatter(gather: Gather, errand: Errand, peers: Peers, newest_view: Cal
     timers: list[asyncio.TimerHandle] = []
     loop = asyncio.get_running_loop()
 
+    def wake_at(at_ms: float) -> None:
+        """Timers of event loops may fire a moment early; a machine that is woken early would sleep on for ever."""
+        left_ms = at_ms - now_ms()
+        if left_ms <= 0:
+            events.put_nowait(Woke())
+        else:
+            timers.append(loop.call_later(left_ms / 1000, wake_at, at_ms))
+
     def perform(effect: Effect) -> None:
         match effect:
             case Send():
@@ -61,7 +69,7 @@ async def scatter(gather: Gather, errand: Errand, peers: Peers, newest_view: Cal
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             case Wake(at_ms):
-                timers.append(loop.call_later(max(0.0, (at_ms - now_ms()) / 1000), events.put_nowait, Woke()))
+                wake_at(at_ms)
             case Refresh(at_ms):
                 delay_s = max(0.0, (at_ms - now_ms()) / 1000)
                 timers.append(loop.call_later(delay_s, _refresh, gather, newest_view, events))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pinotdb
 import pytest
 import sqlalchemy
@@ -148,6 +149,32 @@ def test_a_silent_server_costs_half_of_the_time_and_the_other_replica_answers(ki
     answer = ask(kit, "set timeoutMs=2000; select count(*) from gold")
     assert rows(answer) == [[200]]
     assert 900 < answer["timeUsedMs"] < 2000
+
+
+def test_rows_that_arrived_are_given_out_although_a_server_kept_silent(kit: Kit) -> None:
+    """Partition 0 is only on Server_1, which says nothing; partition 1 only on Server_2."""
+    whole = kit.view
+    gold = whole.tables["gold"]
+    partitions = tuple(
+        msgspec.structs.replace(
+            part, record=msgspec.structs.replace(part.record, replicas=(f"Server_{part.record.partition + 1}",))
+        )
+        for part in gold.partitions
+    )
+    kit.view = msgspec.structs.replace(
+        whole, version=2, tables={"gold": msgspec.structs.replace(gold, partitions=partitions)}
+    )
+    kit.servers["Server_1"].delay_s = 1.5
+    try:
+        answer = ask(kit, "set timeoutMs=700; select count(*) from gold")
+    finally:
+        kit.view = whole
+    assert answer["resultTable"]["rows"] == [[100]]
+    assert answer["partialResult"] is True
+    assert [exception["errorCode"] for exception in answer["exceptions"]] == [427]
+    assert (answer["numServersQueried"], answer["numServersResponded"]) == (2, 1)
+    assert (answer["minConsumingFreshnessTimeMs"], answer["freshnessLagMs"]) == (0, None)
+    time.sleep(1.0)
 
 
 def test_silent_servers_are_named_in_time(kit: Kit) -> None:
