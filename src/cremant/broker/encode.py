@@ -95,7 +95,9 @@ def _floats(array: pa.Array, kind: type[np.floating[Any]]) -> list[Any]:
     numbers = filled.to_numpy(zero_copy_only=False).astype(kind, copy=False)
     finite = np.isfinite(numbers)
     # The shortest text that gives the same 32-bit number back, not the 64-bit one that is equal to it.
-    values = numbers.astype("U").astype(np.float64).tolist() if kind is np.float32 else numbers.tolist()
+    if kind is np.float32:
+        numbers = filled.cast(pa.string()).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    values = numbers.tolist()
     if not finite.all():
         for index in np.flatnonzero(~finite).tolist():
             values[index] = _NOT_FINITE.get(values[index], "NaN")
@@ -104,9 +106,8 @@ def _floats(array: pa.Array, kind: type[np.floating[Any]]) -> list[Any]:
 
 def _timestamps(array: pa.Array) -> list[Any]:
     milliseconds = array.fill_null(0) if array.null_count else array
-    text = np.datetime_as_string(milliseconds.to_numpy(zero_copy_only=False).astype("datetime64[ms]"))
-    with_space = pc.replace_substring(pa.array(text), "T", " ")
-    shortened = pc.replace_substring_regex(with_space, r"(\.\d+?)0+$", r"\1")
+    text = milliseconds.cast(pa.timestamp("ms")).cast(pa.string())
+    shortened = pc.replace_substring_regex(text, r"(\.\d+?)0+$", r"\1")
     return _with_nulls(shortened.to_pylist(), array)
 
 

@@ -210,6 +210,8 @@ class QueryService:
             result = page(tables, plan)
         else:
             result = self._engine.reduce(plan.reduce_sql, tables, deadline_s=deadline_s)
+            if not plan.paged:
+                result = result.slice(plan.offset, plan.limit)
         self._finish(plan, result, response)
 
     def _finish(self, plan: Plan, result: pa.Table, response: BrokerResponse) -> None:

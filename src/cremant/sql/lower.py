@@ -19,6 +19,9 @@ _PARTS = frozenset(
 )
 _PART_NAMES = {"joins": "JOIN", "with_": "WITH", "windows": "WINDOW", "laterals": "LATERAL", "qualify": "QUALIFY"}
 
+#: Pinot counts rows in 32 bits.
+_COUNT_MAX = 2**31 - 1
+
 _BINARY: dict[type[exp.Expression], str] = {
     exp.Add: "plus",
     exp.Sub: "minus",
@@ -101,6 +104,8 @@ def _count(node: Any, what: str) -> int | None:
     if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdigit():
         found = node.sql() if hasattr(node, "sql") else node
         raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: {what} takes a whole number, found {found}")
+    if int(value.name) > _COUNT_MAX:
+        raise refuse(f"{what} above {_COUNT_MAX}", hint="rows are counted in 32 bits")
     return int(value.name)
 
 

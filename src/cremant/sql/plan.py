@@ -35,6 +35,7 @@ class Plan:
 
     `server_sql` reads table `t` with exactly `columns`; its answers are concatenated to `partials`.
     `reduce_sql` reads `partials`; None: the answer is rows [offset, offset + limit) of the concatenation.
+    `paged`: `reduce_sql` applies limit and offset itself; otherwise its result is sliced like that, too.
     The i-th column of the reduced table is `result[i]`.
     """
 
@@ -46,6 +47,7 @@ class Plan:
     result: tuple[ResultColumn, ...]
     limit: int
     offset: int
+    paged: bool = True
     prune: tuple[PruneTerm, ...] = ()
     literals: tuple[Any, ...] = ()
     options: dict[str, str] = field(default_factory=dict)

@@ -207,8 +207,8 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
     prune = prune_terms(where, scope)
     return Plan(
         shape=shape, table=table.name, server_sql=phases.server_sql, reduce_sql=phases.reduce_sql,
-        columns=tuple(scope.used), result=_result(names, phases.results), limit=limit, offset=query.offset,
-        prune=prune, options=options,
+        paged=phases.paged, columns=tuple(scope.used), result=_result(names, phases.results), limit=limit,
+        offset=query.offset, prune=prune, options=options,
     )  # fmt: skip
 
 

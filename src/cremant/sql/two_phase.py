@@ -30,6 +30,10 @@ from cremant.sql.binder import Binder, Scope
 from cremant.sql.bound import Bound, invalid, quoted
 from cremant.sql.ir import Call, Column, Expr, Order, Star, walk
 
+#: Up to so many rows ORDER BY + LIMIT runs as DataFusion's TopK, which holds them all in memory several times over
+#: (2 M rows of one number: 500 MB). Beyond, rows are sorted as a whole (it can spill) and cut afterwards.
+TOP_ROWS_MAX = 50_000
+
 
 @dataclass(frozen=True, slots=True)
 class Phases:
@@ -37,6 +41,8 @@ class Phases:
     #: None: concatenate and slice.
     reduce_sql: str | None
     results: tuple[Bound, ...]
+    #: `reduce_sql` applies limit and offset; otherwise whoever runs it slices.
+    paged: bool = True
 
 
 @dataclass(slots=True)
@@ -84,12 +90,14 @@ def selection(
         else:
             _sortable(binder.expr(order.expr))
         keys.append((named[order.expr], order.descending, order.nulls_first))
-    server_sql = f"SELECT {', '.join(columns)} FROM t{where_sql(where)}{order_sql(keys)}{page_sql(limit + offset, 0)}"
+    paged = limit + offset <= TOP_ROWS_MAX
+    server_page = page_sql(limit + offset, 0) if paged or not keys else ""
+    server_sql = f"SELECT {', '.join(columns)} FROM t{where_sql(where)}{order_sql(keys)}{server_page}"
     if not keys:
         return Phases(server_sql, None, results)
     outputs = ", ".join(f"c{index}" for index in range(len(results)))
-    reduce_sql = f"SELECT {outputs} FROM partials{order_sql(keys)}{page_sql(limit, offset)}"
-    return Phases(server_sql, reduce_sql, results)
+    reduce_sql = f"SELECT {outputs} FROM partials{order_sql(keys)}" + (page_sql(limit, offset) if paged else "")
+    return Phases(server_sql, reduce_sql, results, paged)
 
 
 def _sortable(bound: Bound) -> str:
@@ -135,7 +143,9 @@ def aggregation(
     post = Binder(scope, leaves)
     results = tuple(post.expr(expr) for expr in exprs)
     sort = [(post.expr(order.expr).sql, order.descending, order.nulls_first) for order in orders]
-    cut = bool(keys) and having is None and not distinct_args and all(sql in group_names for sql, _, _ in sort)
+    paged = limit + offset <= TOP_ROWS_MAX or not keys
+    by_keys = all(sql in group_names for sql, _, _ in sort)
+    cut = bool(keys) and paged and having is None and not distinct_args and by_keys
     if cut:
         sort += [(name, False, False) for name in group_names if name not in {sql for sql, _, _ in sort}]
     server_sql = (
@@ -148,10 +158,9 @@ def aggregation(
     )
     outputs = ", ".join(f"{bound.sql} AS r{index}" for index, bound in enumerate(results))
     condition = post.predicate(having) if having is not None else None
-    reduce_sql = (
-        f"SELECT {outputs} FROM ({merged}) AS merged{where_sql(condition)}{order_sql(sort)}{page_sql(limit, offset)}"
-    )
-    return Phases(server_sql, reduce_sql, results)
+    page = page_sql(limit, offset) if paged else ""
+    reduce_sql = f"SELECT {outputs} FROM ({merged}) AS merged{where_sql(condition)}{order_sql(sort)}{page}"
+    return Phases(server_sql, reduce_sql, results, paged)
 
 
 def _source(scope: Scope, keys: Sequence[Expr], bounds: Sequence[Bound], where: str | None) -> tuple[str, list[str]]:

@@ -111,6 +111,8 @@ def ask(engine: Engine, plan: Plan, servers: list[list[Piece]]) -> list[tuple[An
         table = pa.concat_tables(partials).slice(plan.offset, plan.limit)
     else:
         table = engine.reduce(plan.reduce_sql, partials, deadline_s=deadline_s)
+        if not plan.paged:
+            table = table.slice(plan.offset, plan.limit)
     return [tuple(row.values()) for row in table.to_pylist()] if table.num_columns else []
 
 
