@@ -197,40 +197,19 @@ def _settled(world: World, supervisor: Supervisor, replicas: list[Replica]) -> b
     ) if committed else True  # fmt: skip
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    seeds: int
-    steps: int
-    violations: tuple[Outcome, ...]
-    took_s: float
-
-    @property
-    def seeds_per_s(self) -> float:
-        return self.seeds / self.took_s
-
-    @property
-    def steps_per_s(self) -> float:
-        return self.steps / self.took_s
-
-
-def measure(first: int, count: int, safeguards: Safeguards = ALL) -> Measured:
-    """Runs seeds one after the other."""
-    begun = time.monotonic()
-    outcomes = [simulate(seed, safeguards) for seed in range(first, first + count)]
-    return Measured(
-        seeds=count,
-        steps=sum(outcome.steps for outcome in outcomes),
-        violations=tuple(outcome for outcome in outcomes if outcome.failed),
-        took_s=time.monotonic() - begun,
-    )
-
-
 def main(first: int, count: int, safeguards: Safeguards = ALL) -> int:
     """Runs seeds, prints what failed and a summary; the exit code of the command line."""
-    measured = measure(first, count, safeguards)
-    for outcome in measured.violations:
-        sys.stdout.write(outcome.story() + "\n\n")
+    begun = time.monotonic()
+    steps = failures = 0
+    for seed in range(first, first + count):
+        outcome = simulate(seed, safeguards)
+        steps += outcome.steps
+        if outcome.failed:
+            failures += 1
+            sys.stdout.write(outcome.story() + "\n\n")
+    took_s = time.monotonic() - begun
     sys.stdout.write(
-        f"{count} seeds, {measured.steps} steps, {len(measured.violations)} violations in {measured.took_s:.1f} s: "
-        f"{measured.seeds_per_s:.1f} seeds/s, {measured.steps_per_s:.0f} steps/s\n"
+        f"{count} seeds, {steps} steps, {failures} violations in {took_s:.1f} s: {count / took_s:.1f} seeds/s, "
+        f"{steps / took_s:.0f} steps/s\n"
     )
-    return 1 if measured.violations else 0
+    return 1 if failures else 0

@@ -60,6 +60,7 @@ class World:
         self.schedule = Random(f"{seed}/schedule")
         self.trouble = Random(f"{seed}/trouble")
         self.workload = Random(f"{seed}/workload")
+        self.copies = Random(f"{seed}/copies")
         self._heap: list[tuple[int, int, Actor]] = []
         self._sequence = 0
         self.log = MemoryLog(lambda: self.now_ms)
@@ -159,7 +160,12 @@ class World:
             self.checkpoints.pop(self.checkpoint, None)
         elif self.chance(self.options.checkpoint_stale):
             old = [kept for name, kept in self._old_checkpoints if name == self.checkpoint]
-            if old:
+            now = self.checkpoints.get(self.checkpoint)
+            if now is not None and now.commits and self.copies.random() < 0.4:
+                # Copied while it was in use, commits first: they lack the last one, the plans are all there.
+                self.note(f"checkpoint {self.checkpoint} is restored without commit {max(now.commits)}")
+                self.checkpoints[self.checkpoint] = Checkpoint(dict(now.plans), now.commits - {max(now.commits)})
+            elif old:
                 stale = self.trouble.choice(old).copy()
                 self.note(f"checkpoint {self.checkpoint} is restored: plans {sorted(stale.plans)}")
                 self.checkpoints[self.checkpoint] = stale
