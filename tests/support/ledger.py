@@ -3,7 +3,7 @@
 compares answers with it.
 
 The model is made of delivery reports only, never of the epoch log. An answer says through its readToken which offsets
-it contains; it is right iff its counts and sums are those of exactly these offsets.
+it contains; it is right iff its counts and sums are those of exactly these offsets (I-4).
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class Checker:
         if not answer.get("readToken"):
             return f"a complete answer without readToken: {answer}"
         offsets = token_offsets(answer)
-        if set(offsets) != set(self._ledger.ends()):
+        if set(offsets) != set(self._ledger.ends()):  # I-8: no partition is silently skipped
             return f"a complete answer names partitions {sorted(offsets)}: {answer}"
         try:
             buckets = self._ledger.expected(offsets)
