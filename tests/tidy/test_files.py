@@ -79,7 +79,7 @@ BANNED = {
     r"pypi" r"\.org|files\.python" r"hosted": "registries are the user's choice: name no host",
     r"repo1?\.ma" r"ven|/mav" r"en2/|registry\.np" r"mjs": "registries are the user's choice: name no host",
     r"(?<![\w.])/wo" r"rk/|/tm" r"p/brief|/ro" r"ot/": "no paths of one machine",
-    r"\bissue #?\d|\bissu" r"es show|\bCla" r"ude|\bhel" r"per [A-Z]\b|\bAI[- ]gener": "tell what is, not how it came to be",
+    r"\bissue #?\d|\bissu" r"es show|\bCla" r"ude|\bhel" r"per [A-Z]\b|\bAI[- ]gener": "tell what is",
     r"\bTO" r"DO\b|\bFIX" r"ME\b|\bXX" r"X\b": "finish it, or write it down in docs",
 }  # fmt: skip
 
