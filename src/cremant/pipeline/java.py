@@ -24,7 +24,8 @@ from cremant.model.errors import NoResource
 JAVA_MAJOR_MIN = 17
 #: A laptop under load needs about 5 s; beyond this something is wrong.
 JVM_START_TIMEOUT_S = 120.0
-JVM_STOP_TIMEOUT_S = 10.0
+#: Queries are stopped before; what is left of Spark's own tidying may be cut short.
+JVM_STOP_TIMEOUT_S = 1.5
 HOW_TO_INSTALL = (
     "install Java 17 or newer: `apt-get install openjdk-17-jre-headless`, `dnf install java-17-openjdk-headless` or "
     "`brew install openjdk@17`; or set JAVA_HOME to one"
@@ -101,7 +102,7 @@ class Jvm:
             self.process.wait(timeout=JVM_STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait(timeout=JVM_STOP_TIMEOUT_S)
+            self.process.wait(timeout=JVM_START_TIMEOUT_S)
 
 
 class JvmStart:
@@ -146,7 +147,7 @@ class JvmStart:
             while not info.exists():
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     self._process.kill()
-                    self._process.wait(timeout=JVM_STOP_TIMEOUT_S)
+                    self._process.wait(timeout=JVM_START_TIMEOUT_S)
                     raise NoResource(
                         f"the Java process of the pipeline did not start: {self._log_tail()}",
                         hint=f"see {self._log_path}; if memory is short, lower spark_driver_memory",

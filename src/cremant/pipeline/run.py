@@ -32,7 +32,7 @@ from cremant.pipeline.closer import Closer
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.source import FORMAT, StreamSource
-from cremant.pipeline.spec import RunSpec, log_settings_of, take_stopped, write_config, write_wanted
+from cremant.pipeline.spec import RunSpec, log_settings_of, remove_old_files, take_stopped, write_config, write_wanted
 from cremant.shell.logs import log_event
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Run:
     def start(self) -> None:
         """Starts the Spark query. Raises InvalidConfig where a user's function cannot be used."""
         self._run_dir.mkdir(parents=True, exist_ok=True)
-        take_stopped(self._run_dir)
+        remove_old_files(self.spec)
         write_config(self._run_dir, self._record)
         self._want(hold=False)
         self._spark.dataSource.register(StreamSource)
@@ -134,7 +134,7 @@ class Run:
         stopped."""
         if self._batch_error is not None:
             return self._batch_error
-        left = take_stopped(self._run_dir)
+        left = take_stopped(self.spec)
         if left is not None:
             return left
         error = self._query.exception() if self._query is not None else None
@@ -234,7 +234,7 @@ class Run:
         pipeline = self._record.config.cremant.pipeline
         version = self.spec.function_version or self._record.config_version
         write_wanted(
-            self._run_dir,
+            self.spec,
             Wanted(
                 config_version=version,
                 starts=self._starts,

@@ -8,8 +8,12 @@ the jar, everything works the same, slower.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 import sys
+import tempfile
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +41,9 @@ def session_conf(settings: Settings) -> dict[str, str]:
         # A worker process imports pyarrow once, in the process that all workers are forked from.
         "spark.python.daemon.module": "cremant.pipeline.daemon",
         "spark.python.worker.reuse": "true",
+        # Over TCP each hand-over to a worker waits for a delayed acknowledgement: 100 ms per epoch become 60.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": str(socket_directory(settings)),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000000",
         # An epoch is the latency: look for new messages often, never run an empty batch.
         "spark.sql.streaming.pollingDelay": "20ms",
@@ -57,10 +64,27 @@ def session_conf(settings: Settings) -> dict[str, str]:
     return conf
 
 
+def socket_directory(settings: Settings) -> Path:
+    """Where JVM and Python workers meet: only this user may enter, and short, because socket paths are limited to about
+    100 characters. One per data directory, so that what a killed process left is cleaned up by the next."""
+    name = hashlib.sha256(str(Path(settings.data_dir).absolute()).encode()).hexdigest()[:12]
+    return Path(tempfile.gettempdir()) / f"cremant-{os.getuid()}-{name}"
+
+
+def _make_socket_directory(settings: Settings) -> None:
+    directory = socket_directory(settings)
+    shutil.rmtree(directory, ignore_errors=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise NoResource(f"cannot make {directory} for the sockets of Spark's Python workers: {error}") from error
+
+
 def begin_jvm(settings: Settings) -> JvmStart:
     """First thing a pipeline process does: Java needs seconds, everything else can happen beside it."""
     data_dir = Path(settings.data_dir).absolute()
     (data_dir / "spark-local").mkdir(parents=True, exist_ok=True)
+    _make_socket_directory(settings)
     return JvmStart.begin(driver_memory=str(settings.spark_driver_memory), log_path=data_dir / "spark.log")
 
 
@@ -69,6 +93,8 @@ def open_session(settings: Settings, jvm: Jvm) -> SparkSession:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_GATEWAY_PORT"] = str(jvm.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = jvm.secret
+    # Spark's remark about the version of pandas, which is not used here, is nothing a user could act on.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     try:
         from pyspark import SparkConf
         from pyspark.sql import SparkSession

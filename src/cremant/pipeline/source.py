@@ -78,7 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
-        self._wanted = WantedFile(spec.run_dir)
+        self._wanted = WantedFile(spec)
         self._until: tuple[int, ...] | None = None
         self._announced: tuple[int, ...] | None = None
 

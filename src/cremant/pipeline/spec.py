@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one run of a table's query is: fixed when the query starts, known to driver, planner and workers alike.
 
-Files of a run (in `run_dir`, on a disk that all of them see): `config-<version>.json` one per config version that a
-plan may name, written before any plan names it; `wanted.json` what the driver wants of the next plan; `stopped.json`
-why the planner or a task gave up.
+Files (in `run_dir`, on a disk that all of them see): `config-<version>.json` one per config version that a plan may
+name, written before any plan names it; and per generation, so that an orphan of an earlier run disturbs nobody:
+`wanted-<generation>.json` what the driver wants of the next plan, `stopped-<generation>.json` why planner or task gave
+up.
 """
 
 from __future__ import annotations
@@ -98,18 +99,34 @@ def read_config(run_dir: str | Path, version: int) -> TableRecord:
         raise Corrupt(f"config version {version} of a planned epoch cannot be read from {path}: {error}") from error
 
 
-def write_wanted(run_dir: str | Path, wanted: Wanted) -> None:
-    path = Path(run_dir) / "wanted.json"
-    temporary = path.with_name(f".wanted.{os.getpid()}")
+def _wanted_path(spec: RunSpec) -> Path:
+    return Path(spec.run_dir) / f"wanted-{spec.generation}.json"
+
+
+def _stopped_path(spec: RunSpec) -> Path:
+    return Path(spec.run_dir) / f"stopped-{spec.generation}.json"
+
+
+def remove_old_files(spec: RunSpec) -> None:
+    """What earlier generations left."""
+    for pattern in ("wanted-*.json", "stopped-*.json"):
+        for path in Path(spec.run_dir).glob(pattern):
+            if int(path.stem.rpartition("-")[2]) < spec.generation:
+                path.unlink(missing_ok=True)
+
+
+def write_wanted(spec: RunSpec, wanted: Wanted) -> None:
+    path = _wanted_path(spec)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(msgspec.json.encode(wanted))
     temporary.replace(path)
 
 
 class WantedFile:
-    """The planner's view of `wanted.json`; read again only when it changed."""
+    """The planner's view of what is wanted; read again only when it changed."""
 
-    def __init__(self, run_dir: str | Path) -> None:
-        self._path = Path(run_dir) / "wanted.json"
+    def __init__(self, spec: RunSpec) -> None:
+        self._path = _wanted_path(spec)
         self._stamp: tuple[int, int] | None = None
         self._wanted: Wanted | None = None
 
@@ -135,9 +152,9 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
 FINAL = (errors.InvalidConfig, errors.InvariantViolation, errors.Corrupt)
 
 
-def write_stopped(run_dir: str | Path, error: CremantError) -> None:
+def write_stopped(spec: RunSpec, error: CremantError) -> None:
     """Tells the driver in plain words what Spark will wrap in stack traces. The first reason stays."""
-    path = Path(run_dir) / "stopped.json"
+    path = _stopped_path(spec)
     if not path.exists():
         rule = error.rule if isinstance(error, InvariantViolation) else ""
         write_durably(
@@ -146,9 +163,9 @@ def write_stopped(run_dir: str | Path, error: CremantError) -> None:
         )
 
 
-def take_stopped(run_dir: str | Path) -> CremantError | None:
+def take_stopped(spec: RunSpec) -> CremantError | None:
     """The reason that was left, as an error; it is removed."""
-    path = Path(run_dir) / "stopped.json"
+    path = _stopped_path(spec)
     try:
         stopped = msgspec.json.decode(path.read_bytes(), type=Stopped)
     except FileNotFoundError:

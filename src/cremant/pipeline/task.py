@@ -132,14 +132,14 @@ class giving_up_loudly:
     """Leaves the reason of a final error where the driver finds it in plain words; the error goes on to Spark."""
 
     def __init__(self, spec: RunSpec) -> None:
-        self._run_dir = spec.run_dir
+        self._spec = spec
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CremantError) and isinstance(error, FINAL) and not isinstance(error, OffsetExpired):
-            write_stopped(self._run_dir, error)
+            write_stopped(self._spec, error)
 
 
 def _dead_letters(spec: RunSpec, partition: int, rejected: tuple[Rejected, ...], config: object) -> None:

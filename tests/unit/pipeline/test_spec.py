@@ -9,7 +9,15 @@ import pytest
 
 from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation, NotFound
 from cremant.pipeline.plan import Wanted
-from cremant.pipeline.spec import RunSpec, WantedFile, read_config, take_stopped, write_stopped, write_wanted
+from cremant.pipeline.spec import (
+    RunSpec,
+    WantedFile,
+    read_config,
+    remove_old_files,
+    take_stopped,
+    write_stopped,
+    write_wanted,
+)
 
 
 def spec(**changes: object) -> RunSpec:
@@ -28,9 +36,10 @@ def test_the_replayed_batch_keeps_its_epoch_and_all_others_count_from_the_base()
 
 
 def test_the_planner_sees_what_the_driver_wants_when_it_changes(tmp_path: Path) -> None:
-    file = WantedFile(tmp_path)
+    run = spec(run_dir=str(tmp_path))
+    file = WantedFile(run)
     for version in range(1, 5):
-        write_wanted(tmp_path, Wanted(config_version=version, starts=(0,), max_rows=5))
+        write_wanted(run, Wanted(config_version=version, starts=(0,), max_rows=5))
         assert file.read().config_version == version
 
 
@@ -39,12 +48,25 @@ def test_the_planner_sees_what_the_driver_wants_when_it_changes(tmp_path: Path) 
 )
 def test_the_reason_of_a_failure_reaches_the_driver_as_the_same_error(tmp_path: Path, error: Exception) -> None:
     assert isinstance(error, InvalidConfig | InvariantViolation | NotFound)
-    write_stopped(tmp_path, error)
-    write_stopped(tmp_path, InvalidConfig("a later one"))
-    found = take_stopped(tmp_path)
+    run = spec(run_dir=str(tmp_path))
+    write_stopped(run, error)
+    write_stopped(run, InvalidConfig("a later one"))
+    found = take_stopped(run)
     assert type(found) is type(error)
     assert str(found) == str(error)
-    assert take_stopped(tmp_path) is None
+    assert take_stopped(run) is None
+
+
+def test_an_orphan_of_an_earlier_generation_disturbs_nobody(tmp_path: Path) -> None:
+    """It may even wish that its query holds."""
+    old, new = spec(run_dir=str(tmp_path)), spec(run_dir=str(tmp_path), generation=3)
+    write_wanted(new, Wanted(config_version=1, starts=(0,), max_rows=5))
+    write_wanted(old, Wanted(config_version=1, starts=(0,), max_rows=5, hold=True))
+    write_stopped(old, InvalidConfig("an old story"))
+    assert not WantedFile(new).read().hold
+    assert take_stopped(new) is None
+    remove_old_files(new)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["wanted-3.json"]
 
 
 def test_a_config_version_that_is_gone_is_an_error_with_its_place(tmp_path: Path) -> None:
