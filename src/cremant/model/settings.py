@@ -27,8 +27,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log_retention_ms", 7 * 24 * 3600 * 1000, "ms", "Age at which stream files are dropped; 0 = never."),
     Setting("spark_master", "local[2]", "Spark master", "Where the pipeline runs its tasks."),
     Setting("spark_driver_memory", "1g", "JVM size", "Heap of the Spark driver."),
-    Setting("pipeline_quick_files", 1, "0|1", "1: Spark's checkpoints are written by a local file system that starts no "
-            "processes (a small jar in the package); 0: by Hadoop's own, about 100 ms slower per epoch."),
+    Setting("pipeline_quick_files", 1, "0|1", "1: Spark's checkpoints are written by a local file system that starts "
+            "no processes (a small jar in the package); 0: by Hadoop's own, about 100 ms slower per epoch."),
     Setting("pipeline_modules", "", "comma list", "Modules from which tables may name a pipeline function."),
     Setting("query_threads", 2, "threads", "Threads that run one process's queries."),
     Setting("query_memory_bytes", 2 * 1024 * 1024 * 1024, "bytes", "Memory of all running queries of a process."),
