@@ -33,7 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         find_java()
     except NoResource as error:
         pytest.skip(str(error))
-    from cremant.pipeline.session import begin_jvm, open_session
+    from cremant.pipeline.session import begin_jvm, open_session, remove_socket_directory
 
     directory = tmp_path_factory.mktemp("spark")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH", "")]))
@@ -47,6 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     yield session
     session.stop()
     jvm.stop()
+    remove_socket_directory(settings)
 
 
 @pytest.fixture

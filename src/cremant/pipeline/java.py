@@ -25,7 +25,7 @@ JAVA_MAJOR_MIN = 17
 #: A laptop under load needs about 5 s; beyond this something is wrong.
 JVM_START_TIMEOUT_S = 120.0
 #: Queries are stopped before; what is left of Spark's own tidying may be cut short.
-JVM_STOP_TIMEOUT_S = 1.5
+JVM_STOP_TIMEOUT_S = 1.0
 HOW_TO_INSTALL = (
     "install Java 17 or newer: `apt-get install openjdk-17-jre-headless`, `dnf install java-17-openjdk-headless` or "
     "`brew install openjdk@17`; or set JAVA_HOME to one"

@@ -23,7 +23,7 @@ from cremant.model.cluster import Role
 from cremant.model.errors import NoResource, Unavailable
 from cremant.model.settings import Settings
 from cremant.pipeline.java import Jvm, JvmStart
-from cremant.pipeline.session import begin_jvm, open_session
+from cremant.pipeline.session import begin_jvm, open_session, remove_socket_directory
 from cremant.pipeline.supervisor import Supervisor
 from cremant.pipeline.warmup import warm_up
 from cremant.shell.app import RunningServer, listen, make_app, serve
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SESSION_TIMEOUT_S = 180.0
-#: All queries together get this long at a stop; the whole stop stays under 5 s.
-STOP_S = 3.0
+#: All queries together get this long at a stop, then Spark; the whole stop stays under 5 s.
+STOP_S = 2.5
+SPARK_STOP_S = 1.0
 
 
 class SessionOnTheWay:
@@ -49,6 +50,7 @@ class SessionOnTheWay:
         self._settings = settings
         self._jvm_start = jvm_start
         self._done = threading.Event()
+        self._stopping = threading.Event()
         #: Nothing waits for the session yet, so it may run itself warm first.
         self.is_idle: Callable[[], bool] = lambda: False
         self._session: SparkSession | None = None
@@ -64,15 +66,14 @@ class SessionOnTheWay:
     def _open(self) -> None:
         try:
             self.jvm = self._jvm_start.wait()
-            session = open_session(self._settings, self.jvm)
-            if self.is_idle():
-                warm_up(session, self._settings)
-            self._session = session
+            self._session = open_session(self._settings, self.jvm)
             log_event(_log, "Spark session ready", after_ms=int((time.monotonic() - self._began_s) * 1000))
         except BaseException as error:
             self.error = error
         finally:
             self._done.set()
+        if self._session is not None and self.is_idle():
+            warm_up(self._session, self._settings, self._stopping)
 
     @property
     def ready(self) -> bool:
@@ -86,8 +87,22 @@ class SessionOnTheWay:
         return self._session
 
     def close(self) -> None:
+        """Ends Spark as cleanly as SPARK_STOP_S allows, then Java."""
+        self._stopping.set()
+        if self._session is not None and not self.died:
+            stopping = threading.Thread(target=self._stop_spark, name="spark-stop", daemon=True)
+            stopping.start()
+            stopping.join(SPARK_STOP_S)
         if self.jvm is not None:
             self.jvm.stop()
+        remove_socket_directory(self._settings)
+
+    def _stop_spark(self) -> None:
+        assert self._session is not None
+        try:
+            self._session.stop()
+        except Exception as error:  # Java is stopped next, whatever state Spark is in
+            _log.debug("Spark did not stop cleanly", exc_info=error)
 
 
 class PipelineMetrics(Collector):

@@ -72,12 +72,16 @@ def socket_directory(settings: Settings) -> Path:
 
 
 def _make_socket_directory(settings: Settings) -> None:
+    remove_socket_directory(settings)
     directory = socket_directory(settings)
-    shutil.rmtree(directory, ignore_errors=True)
     try:
         directory.mkdir(mode=0o700)
     except OSError as error:
         raise NoResource(f"cannot make {directory} for the sockets of Spark's Python workers: {error}") from error
+
+
+def remove_socket_directory(settings: Settings) -> None:
+    shutil.rmtree(socket_directory(settings), ignore_errors=True)
 
 
 def begin_jvm(settings: Settings) -> JvmStart:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,21 +36,23 @@ _NAME = "warmup"
 _INCARNATION = "0" * 16
 
 
-def warm_up(spark: SparkSession, settings: Settings) -> None:
-    """Takes a few seconds. A failure is logged and means nothing for the tables to come."""
+def warm_up(spark: SparkSession, settings: Settings, stopping: threading.Event) -> None:
+    """Takes a few seconds, beside tables that come meanwhile; ends early when `stopping` is set. A failure is logged
+    and means nothing for the tables."""
     scratch = Path(settings.data_dir).absolute() / "warmup"
     shutil.rmtree(scratch, ignore_errors=True)
     began_s = time.monotonic()
     try:
-        _run(spark, scratch)
+        _run(spark, scratch, stopping)
         log_event(_log, "warmed up", after_ms=int((time.monotonic() - began_s) * 1000))
     except Exception as error:
-        log_failure(_log, "warm-up failed", error)
+        if not stopping.is_set():
+            log_failure(_log, "warm-up failed", error)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(spark: SparkSession, scratch: Path) -> None:
+def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
     settings = Settings(("warm-up", {"data_dir": str(scratch), "log_dir": str(scratch / "log")}))
     log = open_log(settings)
     try:
@@ -67,7 +70,8 @@ def _run(spark: SparkSession, scratch: Path) -> None:
             for epoch in range(EPOCHS):
                 log.append(_NAME, 0, [Message(b'{"id": %d, "name": "warm"}' % number) for number in range(100)])
                 while totals.epochs <= epoch and not run.finished() and time.monotonic() < deadline:
-                    time.sleep(0.02)
+                    if stopping.wait(0.02):
+                        return
         finally:
             run.stop()
         outcome = run.outcome()
