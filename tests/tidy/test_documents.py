@@ -151,7 +151,7 @@ def test_every_sql_function_and_ingest_function_is_documented() -> None:
 
 def test_every_public_endpoint_is_documented() -> None:
     documented = text_of("docs/compatibility.md")
-    for role in ("controller", "broker", "server"):
+    for role in ("broker", "server"):
         for path in sorted((ROOT / "src" / "cremant" / role).glob("rest*.py")):
             for route in re.findall(r"""["'](/[\w{}/\-]+)["'],""", path.read_text(encoding="utf-8")):
                 if not route.startswith("/internal"):
