@@ -5,6 +5,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -140,8 +145,6 @@ def test_errors_are_one_line_and_a_hint(cluster: LocalCluster) -> None:
 
 
 def test_an_arrow_answer_is_an_arrow_stream(cluster: LocalCluster) -> None:
-    import subprocess
-
     done = subprocess.run(
         command("sql", "SELECT 1 AS one", "--format", "arrow", "--data-dir", str(cluster.data_dir)),
         capture_output=True,
@@ -166,3 +169,29 @@ def _wait_until(reached: Callable[[], bool], deadline_s: float) -> None:
         if time.monotonic() > until:
             raise ClusterError(f"not reached within {deadline_s} s")
         time.sleep(0.2)
+
+
+def test_the_commands_of_the_readme_do_what_it_says(cluster: LocalCluster) -> None:
+    """Its section on a table of one's own, block by block in a shell, with our ports in place of the usual ones."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## A table of your own")[1].split("\n## ")[0]
+    blocks = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n|^\n(?=    ))+", section, re.MULTILINE)]
+    commands = [block for block in blocks if "cremant " in block or "curl " in block]
+    assert len(commands) == 2, "produce-and-ask block and HTTP produce block"
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "CREMANT_DATA_DIR": str(cluster.data_dir),
+    }
+    for block in commands:
+        script = block.replace("http://127.0.0.1:9000", cluster.rest.controller)
+        asking = [line for line in script.splitlines() if line.startswith("cremant sql")]
+        script = "\n".join(line for line in script.splitlines() if line not in asking)
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script], env=environment, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert '"error"' not in done.stdout, done.stdout
+    cluster.rest.wait_for("SELECT sensor, AVG(celsius) FROM readings GROUP BY sensor", [["a", 21.75]], deadline_s=60)
+    cluster.rest.call("DELETE", "/tables/readings")
