@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import IO
 
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
@@ -27,7 +24,7 @@ from cremant.controller.schemas import Schemas
 from cremant.controller.tables import SERVERS_GRACE_MS, Tables
 from cremant.controller.view import ViewBoard
 from cremant.log.api import Log
-from cremant.model.errors import NoResource, Unavailable
+from cremant.model.errors import Unavailable
 from cremant.store.deepstore import DeepStore
 from cremant.store.lease import Leadership, lead
 from cremant.store.metadata import MetadataStore
@@ -118,17 +115,3 @@ class Controller:
         if self.view.version == 0:
             return False, "no view is published yet"
         return True, ""
-
-
-def hold_directory(data_dir: Path) -> IO[bytes]:
-    """The exclusive right to run on a data directory, until the returned file is closed (kill -9 closes it, too)."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    file = (data_dir / "controller.lock").open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise NoResource(
-            f"another controller runs on {data_dir}", hint="stop it, or give this one its own --data-dir"
-        ) from error
-    return file

@@ -8,14 +8,16 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from cremant.controller.core import Controller, hold_directory
+from cremant.controller.core import Controller
 from cremant.controller.metrics import metrics_registry
 from cremant.controller.rest import routes
 from cremant.log.embedded import EmbeddedLog
 from cremant.log.open import open_log
+from cremant.model.cluster import Role
 from cremant.model.names import instance_id
 from cremant.model.settings import Settings
 from cremant.shell.app import RunningServer, listen, make_app, serve
+from cremant.shell.directory import hold_directory
 from cremant.shell.logs import log_event, setup_logging
 from cremant.store.deepstore import DirectoryStore
 from cremant.store.sqlite import SqliteMetadataStore
@@ -39,7 +41,7 @@ def run_controller(settings: Settings, *, port: int, insecure: bool) -> None:
     bound = listen(settings.host, port, insecure=insecure)
     name = instance_id("controller", settings.host, bound.getsockname()[1])
     setup_logging("controller", name)
-    with hold_directory(data_dir):
+    with hold_directory(data_dir, Role.CONTROLLER):
         log = open_log(settings)
         store = SqliteMetadataStore(data_dir / "metadata.db")
         controller = Controller(

@@ -31,6 +31,7 @@ from cremant.epoch.protocol import (
     ReadBack,
     ReadBackDone,
     RunPlan,
+    as_markdown,
     highest_fence,
 )
 from cremant.epoch.records import EpochMark, Heartbeat, PartitionMark
@@ -264,11 +265,7 @@ TRANSITIONS: dict[tuple[CloseState, type[Any]], Callable[[CloseMachine, Any], li
 
 def transition_table() -> str:
     """The table as Markdown, for the documentation."""
-    rows = [
-        f"| {state.value} | {event.__name__} | `{handler.__name__}` |"
-        for (state, event), handler in TRANSITIONS.items()
-    ]
-    return "\n".join(["| state | event | action |", "|---|---|---|", *rows])
+    return as_markdown(TRANSITIONS)
 
 
 __all__ = [

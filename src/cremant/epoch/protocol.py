@@ -6,7 +6,8 @@ Driver's promise: every effect but the last ends in exactly one event, or in `Ef
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -124,3 +125,11 @@ class EffectFailed(msgspec.Struct, frozen=True):
 def highest_fence(heads: Iterable[Head]) -> int:
     """Highest generation among the Fences of `heads`, 0 if there is none."""
     return max((head.generation for head in heads if isinstance(head, Fence)), default=0)
+
+
+def as_markdown(transitions: Mapping[Any, Callable[..., Any]]) -> str:
+    """The transitions of a machine, (state, event class) -> method, as a Markdown table."""
+    rows = [
+        f"| {state.value} | {event.__name__} | `{action.__name__}` |" for (state, event), action in transitions.items()
+    ]
+    return "\n".join(["| state | event | action |", "|---|---|---|", *rows])

@@ -28,7 +28,16 @@ from typing import Any
 import msgspec
 
 from cremant.epoch.checkpoint import Verdict, judge
-from cremant.epoch.protocol import Append, Appended, EffectFailed, GiveUp, ReadBack, ReadBackDone, RunPlan
+from cremant.epoch.protocol import (
+    Append,
+    Appended,
+    EffectFailed,
+    GiveUp,
+    ReadBack,
+    ReadBackDone,
+    RunPlan,
+    as_markdown,
+)
 from cremant.epoch.records import EpochMark, Fence, Reset
 from cremant.epoch.safeguards import ALL, Safeguards
 from cremant.epoch.scan import PartitionScan
@@ -377,11 +386,7 @@ TRANSITIONS: dict[tuple[StartState, type[Any]], Callable[[StartMachine, Any], li
 
 def transition_table() -> str:
     """The table as Markdown, for the documentation."""
-    rows = [
-        f"| {state.value} | {event.__name__} | `{handler.__name__}` |"
-        for (state, event), handler in TRANSITIONS.items()
-    ]
-    return "\n".join(["| state | event | action |", "|---|---|---|", *rows])
+    return as_markdown(TRANSITIONS)
 
 
 __all__ = [

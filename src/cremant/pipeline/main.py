@@ -7,12 +7,10 @@ its input end and exits, and what orphaned workers still write is fenced by gene
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import threading
 import time
-from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -20,13 +18,14 @@ from prometheus_client.registry import Collector
 
 from cremant.log.open import open_log
 from cremant.model.cluster import Role
-from cremant.model.errors import NoResource, Unavailable
+from cremant.model.errors import Unavailable
 from cremant.model.settings import Settings
 from cremant.pipeline.java import Jvm, JvmStart
 from cremant.pipeline.session import begin_jvm, open_session, remove_socket_directory
 from cremant.pipeline.supervisor import Supervisor
 from cremant.pipeline.warmup import warm_up
 from cremant.shell.app import RunningServer, listen, make_app, serve
+from cremant.shell.directory import hold_directory
 from cremant.shell.logs import log_event, setup_logging
 from cremant.shell.member import Member
 
@@ -138,23 +137,8 @@ class PipelineMetrics(Collector):
 
 def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False) -> None:
     """Runs until SIGTERM or SIGINT. Raises NoResource (no Java, port in use, directory in use), InvalidConfig."""
-    with hold_directory(Path(settings.data_dir)):
+    with hold_directory(settings.data_dir, Role.PIPELINE):
         _run(settings, port=port, insecure=insecure)
-
-
-def hold_directory(data_dir: Path) -> IO[bytes]:
-    """The exclusive right to run on a data directory, until the returned file is closed (kill -9 closes it, too): two
-    processes on one set of checkpoints would be safe, by their generations, but of no use."""
-    data_dir.mkdir(parents=True, exist_ok=True)
-    file = (data_dir / "pipeline.lock").open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise NoResource(
-            f"another pipeline runs on {data_dir}", hint="stop it, or give this one its own --data-dir"
-        ) from error
-    return file
 
 
 def _run(settings: Settings, *, port: int, insecure: bool) -> None:

@@ -10,16 +10,15 @@ A segment's directory appears by one rename, complete. Only one process works in
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
 import shutil
 from pathlib import Path
-from typing import IO
 
-from cremant.model.errors import NoResource
+from cremant.model.cluster import Role
 from cremant.segment.reader import SealedSegment, open_segment
 from cremant.server.partition import PartitionId
+from cremant.shell.directory import hold_directory
 
 
 class ServerFiles:
@@ -29,22 +28,10 @@ class ServerFiles:
         self._scratch = self.root / "scratch"
         self._tails = self.root / "tails"
         self._numbers = itertools.count(1)
-        self.root.mkdir(parents=True, exist_ok=True)
-        self._lock = self._take()
+        self._lock = hold_directory(self.root, Role.SERVER)
         for scratch in (self._scratch, self._tails):
             shutil.rmtree(scratch, ignore_errors=True)
         self._segments.mkdir(exist_ok=True)
-
-    def _take(self) -> IO[bytes]:
-        lock = (self.root / "server.lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.close()
-            raise NoResource(
-                f"{self.root} is in use by another server process", hint="each server needs a data directory of its own"
-            ) from error
-        return lock
 
     def close(self) -> None:
         self._lock.close()

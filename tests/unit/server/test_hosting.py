@@ -191,5 +191,5 @@ def test_a_schema_change_in_the_view_reaches_the_scan(world: World) -> None:
 
 
 def test_two_processes_do_not_share_a_data_directory(world: World) -> None:
-    with pytest.raises(NoResource, match="in use by another server"):
+    with pytest.raises(NoResource, match="another server runs on"):
         ServerFiles(world.root)
