@@ -51,6 +51,37 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     arrow_bytes: int
 
 
+class Zones:
+    """Ranges of values per batch and column, read from the footer when a query first asks for a column.
+
+    Integers only: the statistics of floats leave out NaN, which the engine compares as larger than everything, and
+    those of strings may be cut."""
+
+    def __init__(self, footer: pq.FileMetaData) -> None:
+        self._footer = footer
+        self._groups = [index for index in range(footer.num_row_groups) if footer.row_group(index).num_rows]
+        schema = footer.schema.to_arrow_schema()
+        self._integers = {name: i for i, name in enumerate(schema.names) if pa.types.is_integer(schema.field(i).type)}
+        #: Column number in the file; columns of lists have leaves, so positions in the Arrow schema do not do.
+        self._leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
+        self._known: dict[str, list[tuple[int, int] | None]] = {}
+
+    def range_of(self, batch: int, column: str) -> tuple[int, int] | None:
+        """None when nothing is known."""
+        ranges = self._known.get(column)
+        if ranges is None:
+            ranges = self._known[column] = [self._range(group, column) for group in self._groups]
+        return ranges[batch]
+
+    def _range(self, group: int, column: str) -> tuple[int, int] | None:
+        if column not in self._integers or column not in self._leaves:
+            return None
+        statistics = self._footer.row_group(group).column(self._leaves[column]).statistics
+        if statistics is None or not statistics.has_min_max or statistics.null_count:
+            return None
+        return int(statistics.min), int(statistics.max)
+
+
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
     """An open segment. `batches` are mapped; whoever holds them may scan them, also after `delete`."""
@@ -58,6 +89,8 @@ class SealedSegment:
     directory: Path
     marker: Marker
     batches: tuple[pa.RecordBatch, ...]
+    #: Per batch, smallest and largest value of its integer columns, from the footer of the Parquet file.
+    zones: Zones
 
     @property
     def name(self) -> str:
@@ -108,7 +141,7 @@ def derive(directory: Path, name: str, checksum: str, *, fsync: bool) -> SealedS
         raise NoResource(f"cannot write into {directory}: {error}", hint="free disk space; it is retried") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return SealedSegment(directory, marker, _map(arrow))
+    return _opened(directory, marker)
 
 
 def open_segment(directory: Path) -> SealedSegment:
@@ -121,7 +154,13 @@ def open_segment(directory: Path) -> SealedSegment:
             raise Corrupt(f"{path}: expected {expected} bytes, found {found if found is not None else 'no file'}")
     if marker.format != FORMAT:
         return derive(directory, marker.name, marker.checksum, fsync=False)
-    return SealedSegment(directory, marker, _map(directory / ARROW_FILE))
+    return _opened(directory, marker)
+
+
+def _opened(directory: Path, marker: Marker) -> SealedSegment:
+    batches = _map(directory / ARROW_FILE)
+    with _open_parquet(directory / PARQUET_FILE) as source:
+        return SealedSegment(directory, marker, batches, Zones(source.metadata))
 
 
 def read_marker(directory: Path) -> Marker:

@@ -6,7 +6,8 @@ Rules:
 - Off the event loop, in a bounded pool; what waits is bounded, too, and refused with Pinot's 211 beyond. The budget
   counts from arrival.
 - The answer covers exactly what `resolve` found; what it did not find is named, never guessed.
-- Pruning uses metadata only and drops only what cannot match; pruned rows count in `docs_total`, as in Pinot.
+- Pruning uses metadata only (of segments, of batches within them, of blocks of a tail) and drops only what cannot
+  match; pruned rows count in `docs_total`, as in Pinot.
 
 Body of an answer: 4 bytes big-endian length of the header, ServerAnswer as JSON, Arrow IPC stream (empty on an error).
 """
@@ -14,6 +15,7 @@ Body of an answer: 4 bytes big-endian length of the header, ServerAnswer as JSON
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -24,10 +26,12 @@ import msgspec
 import pyarrow as pa
 
 from cremant.exec.engine import Engine, RunResult
+from cremant.exec.tables import DOC_ID
 from cremant.model.errors import QueryError
 from cremant.model.limits import QUERIES_RUNNING_MAX, QUERIES_WAITING_MAX
 from cremant.model.query_codes import QueryCode
 from cremant.segment.prune import may_match
+from cremant.segment.reader import Zones
 from cremant.segment.scan import Piece
 from cremant.server.pool import DaemonPool
 from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
@@ -194,12 +198,28 @@ def _add_segment(scan: _Scan, table: HostedTable, found: Resolved, query: Server
             scan.docs_total += sum(batch.num_rows for batch in part.batches(found.alignment))
         return
     batches = part.batches(found.alignment)
-    rows = sum(batch.num_rows for batch in batches)
     if not part.whole:
-        scan.docs_total += rows
+        scan.docs_total += sum(batch.num_rows for batch in batches)
+    elif query.prune and DOC_ID not in query.columns:
+        batches = _matching(batches, part.sealed.zones, table, query)
+    if not batches:
+        scan.segments_pruned += 1
+        return
+    rows = sum(batch.num_rows for batch in batches)
     key = f"{table.name}/{query.incarnation}/{metadata.name}/{marker.checksum}/{found.schema_version}"
-    whole = "" if part.whole else f"/{part.from_offset}-{part.until}"
-    scan.pieces.append(Piece(key + whole, metadata.partition, metadata.name, batches, rows, None, True))
+    all_rows = part.whole and rows == marker.rows
+    scan.pieces.append(Piece(key, metadata.partition, metadata.name, batches, rows, None, immutable=all_rows))
+
+
+def _matching(
+    batches: tuple[pa.RecordBatch, ...], zones: Zones, table: HostedTable, query: ServerQuery
+) -> tuple[pa.RecordBatch, ...]:
+    """Those batches of a whole segment in which a row may match."""
+    return tuple(
+        batch
+        for index, batch in enumerate(batches)
+        if may_match(query.prune, functools.partial(zones.range_of, index), table.single_precision)
+    )
 
 
 def _add_tail(scan: _Scan, table: HostedTable, found: Resolved, query: ServerQuery, rows: TailRows) -> None:

@@ -8,7 +8,9 @@ import tempfile
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from cremant.model.names import INGESTION_TIME, IS_NULL_PREFIX, OFFSET, SUB_ROW
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.segment.build import PARQUET_FILE, SegmentSpec, build_segment
 from cremant.segment.checksum import content_checksum
-from cremant.segment.layout import Alignment, scan_schema, stored_columns
+from cremant.segment.layout import BATCH_ROWS, Alignment, scan_schema, stored_columns
 from cremant.segment.reader import ARROW_FILE, MARKER_FILE, derive, open_segment, slice_from, verify
 from cremant.segment.stats import time_unit_ms
 
@@ -275,3 +277,29 @@ def test_a_file_that_is_not_parquet_is_refused_with_its_name(tmp_path: Path) -> 
     (tmp_path / PARQUET_FILE).write_bytes(b"PAR1 this is not one")
     with pytest.raises(Corrupt, match=PARQUET_FILE):
         derive(tmp_path, "s", "0" * 32, fsync=False)
+
+
+def test_zones_are_the_ranges_of_each_batch_and_of_integers_only(tmp_path: Path) -> None:
+    """Batches of a segment, not only whole segments, can be left out of a scan; where NaN or long text could make a
+    range lie, none is known."""
+    schema = Schema(name="wide", fields=(dimension("long", DataType.LONG), dimension("double", DataType.DOUBLE),
+                                         dimension("city", DataType.STRING),
+                                         dimension("numbers", DataType.LONG, single=False)))  # fmt: skip
+    count = 2 * BATCH_ROWS + 5
+    offsets = np.arange(count)
+    columns = [pa.array(offsets), pa.array(np.zeros(count, np.int32)), pa.nulls(count, pa.int64()),
+               pa.array(offsets * 3 % 200_003), pa.array(offsets / 2), pa.array(["x"] * count),
+               pa.array([[1, 2]] * count)]  # fmt: skip
+    stored = stored_columns(schema)
+    batch = pa.RecordBatch.from_arrays(
+        [column.cast(field.type) for column, field in zip(columns, stored, strict=True)], schema=stored
+    )
+    built = build_segment(tmp_path, [batch], SegmentSpec(schema=schema, time_column="long"), fsync=False)
+    sealed = derive(tmp_path, "s", built.checksum, fsync=False)
+    assert len(sealed.batches) == 3
+    for number, part in enumerate(sealed.batches):
+        for name in (OFFSET, SUB_ROW, "long"):
+            low, high = pc.min_max(part.column(name)).as_py().values()
+            assert sealed.zones.range_of(number, name) == (low, high)
+        for name in (INGESTION_TIME, "double", "city", "numbers", "absent"):
+            assert sealed.zones.range_of(number, name) is None

@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from cremant.epoch.records import EpochMark, Gap, GapReason, Heartbeat, Partitio
 from cremant.log.memory import MemoryLog
 from cremant.model.offsets import OffsetRange, Position
 from cremant.model.segments import SegmentMetadata
+from cremant.segment import build
 from cremant.segment.build import SegmentSpec, build_segment
 from cremant.segment.reader import derive
 from cremant.segment.tail import SpillQuota
@@ -79,6 +81,9 @@ class AnyMomentIsExact(RuleBasedStateMachine):
     """Writes, seals and asks in any order. A broker may know any earlier state of what is sealed."""
 
     def __init__(self) -> None:
+        #: Segments of several batches, though they have few rows: single batches are pruned, too.
+        self.small_batches = patch.object(build, "BATCH_ROWS", 7)
+        self.small_batches.start()
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
         self.root = Path(self.directory.name)
@@ -163,6 +168,7 @@ class AnyMomentIsExact(RuleBasedStateMachine):
             assert not self.partition.behind
 
     def teardown(self) -> None:
+        self.small_batches.stop()
         if hasattr(self, "partition"):
             self.partition.close()
         self.directory.cleanup()
