@@ -39,11 +39,12 @@ def main() -> int:
     module = importlib.import_module(f"bench.{arguments.name}")
     context = Context(quick=arguments.quick, controller=arguments.controller, broker=arguments.broker)
     print(f"bench {arguments.name}: {BENCHMARKS[arguments.name]}", file=sys.stderr)
+    machine = describe_machine()
     parameters, metrics = module.run(context)
     report = {
         "name": arguments.name,
         "commit": describe_commit(),
-        "machine": describe_machine(),
+        "machine": machine,
         "parameters": {"quick": arguments.quick, **parameters},
         "metrics": metrics,
     }

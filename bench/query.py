@@ -20,6 +20,7 @@ from bench.context import Context, table_config
 from bench.dataset import SCHEMA, START_MS, fill, users_of
 
 PARTITIONS = 4
+SEGMENTS_PER_PARTITION = 5
 
 Shape = Callable[[random.Random, int], str]
 
@@ -56,7 +57,7 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
     topic = f"bench-{time.time_ns() // 1_000_000}"
     with context.cluster() as driven:
         driven.stream.create(topic, PARTITIONS)
-        flush_rows = rows // PARTITIONS // 2
+        flush_rows = rows // PARTITIONS // SEGMENTS_PER_PARTITION
         context.create_table(driven, SCHEMA, table_config("bench", topic, flush_rows=flush_rows))
         context.show(f"filling the topic with {rows:,} rows")
         fill(driven.stream, topic, PARTITIONS, rows)
@@ -117,10 +118,10 @@ def _load(rest: Rest, shape: Shape, rows: int, load_s: float) -> float:
 
 
 def _wait_until_sealed(rest: Rest, rows: int, deadline_s: float = 120.0) -> int:
-    """Waits until the number of documents in sealed segments has not changed for five seconds."""
+    """Waits until the number of documents in sealed segments has not changed for ten seconds."""
     started = time.monotonic()
     last, changed = -1, started
-    while time.monotonic() - changed < 5 and time.monotonic() - started < deadline_s:
+    while time.monotonic() - changed < 10 and time.monotonic() - started < deadline_s:
         try:
             sealed = _sealed_rows(rest)
         except (ClusterError, KeyError, TypeError, json.JSONDecodeError):
