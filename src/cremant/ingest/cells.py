@@ -114,7 +114,7 @@ def _has_nul(values: pa.StringArray) -> bool:
         return False
     offsets = np.frombuffer(offsets_buffer, dtype=np.int32)
     data = np.frombuffer(data_buffer, dtype=np.uint8)[offsets[values.offset] : offsets[values.offset + len(values)]]
-    return bool(len(data)) and int(data.min()) == 0
+    return not bool(np.all(data))
 
 
 def _before_nul(values: pa.StringArray) -> pa.StringArray:

@@ -47,7 +47,7 @@ def either(*masks: np.ndarray | None) -> np.ndarray | None:
     found = [mask for mask in masks if mask is not None]
     if not found:
         return None
-    return np.asarray(np.logical_or.reduce(found))
+    return np.asarray(np.any(np.stack(found), axis=0))
 
 
 def to_kind(value: Value, kind: Kind) -> Value:

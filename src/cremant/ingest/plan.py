@@ -105,7 +105,7 @@ class IngestPlan:
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._block_schema)
         too_long = [cell.failed for cell in cells if cell.failed is not None]
         if too_long:
-            failed = np.logical_or.reduce(too_long)
+            failed = np.any(np.stack(too_long), axis=0)
             rejected.extend(
                 _reject(batch, int(kept[at]), Cause.TOO_LONG, self._too_long_detail(cells, at))
                 for at in np.flatnonzero(failed).tolist()
