@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import httpx
 
-READY_DEADLINE_S = 120.0
+READY_DEADLINE_S = 240.0
 STOP_DEADLINE_S = 25.0
 
 Json = dict[str, Any]

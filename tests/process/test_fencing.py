@@ -75,7 +75,7 @@ def wait_for_another_holder(cluster: LocalCluster, old: str, deadline_s: float) 
         time.sleep(0.25)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_nothing(
     tmp_path: Path, phase: Callable[[str], None]
 ) -> None:
@@ -86,7 +86,7 @@ def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_
         cluster.rest.add_table(SCHEMA, table_config(flush_rows=15_000, replication=1))
         ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
         ledger.produce(1_000)
-        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         checker = Checker(cluster.rest, ledger).start()
         stop = threading.Event()
         producer = threading.Thread(
@@ -103,19 +103,19 @@ def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_
             signal_all(whole, signal.SIGSTOP)
             phase(f"stopped {told(old)}, {len(whole)} processes; {ledger.rows} rows sent")
             with second_pipeline(cluster, tmp_path / "second"):
-                new = wait_for_another_holder(cluster, old["holder"], 90)
+                new = wait_for_another_holder(cluster, old["holder"], 240)
                 phase(f"{told(new)} took over")
                 time.sleep(2)
                 signal_all(whole, signal.SIGCONT)
                 phase("the old one goes on")
                 time.sleep(6)
                 assert pipeline_of(cluster)["holder"] == new["holder"]
-                cluster.rest.wait_for(TOTAL_SQL, _after(ledger, stop, producer), deadline_s=60)
+                cluster.rest.wait_for(TOTAL_SQL, _after(ledger, stop, producer), deadline_s=240)
                 assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
                 phase(f"exact at {ledger.rows} rows with both pipelines running; the second one ends")
             ledger.produce(5_000)
-            third = wait_for_another_holder(cluster, new["holder"], 60)
-            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+            third = wait_for_another_holder(cluster, new["holder"], 240)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
             phase(f"{told(third)} took over, exact at {ledger.rows} rows")
         finally:
             stop.set()
@@ -128,7 +128,7 @@ def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_
         ledger.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
     tmp_path: Path, phase: Callable[[str], None]
 ) -> None:
@@ -140,12 +140,12 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
         cluster.rest.add_table(SCHEMA, table_config(flush_rows=8_000, replication=1))
         ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
         ledger.produce(10_000, rate_per_s=5_000, batch=200)
-        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         for attempt in (1, 2):
             copy = tmp_path / f"copy-{attempt}"
             shutil.copytree(data / "pipeline", copy, ignore_dangling_symlinks=True, copy_function=_copy_if_there)
             ledger.produce(20_000, rate_per_s=5_000, batch=200)
-            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
             ledger.produce(1_000)
             phase(f"{attempt}: {ledger.rows} rows; killing everything, restoring the pipeline's directory")
             cluster.kill_supervisor()
@@ -154,11 +154,11 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
             shutil.rmtree(data / "pipeline")
             shutil.copytree(copy, data / "pipeline")
             cluster.start()
-            took = cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=90)
+            took = cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
             phase(f"{attempt}: exact {took:.1f} s after the start")
             assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
             ledger.produce(3_000)
-            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+            cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
         ledger.close()
 

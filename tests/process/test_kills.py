@@ -26,14 +26,14 @@ KILLS = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_role_is_killed_while_data_flows_and_queries_run(tmp_path: Path, phase: Callable[[str], None]) -> None:
     with LocalCluster(tmp_path / "data", servers=2) as cluster:
         cluster.run("topic", "create", "ledger", "--partitions", str(PARTITIONS))
         cluster.rest.add_table(SCHEMA, table_config(flush_rows=20_000))
         ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
         ledger.produce(1_000)
-        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=60)
+        cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
 
         phase(f"producing {ROWS} rows at {RATE_PER_S}/s, asking, killing")
         checker = Checker(cluster.rest, ledger).start()
@@ -49,7 +49,7 @@ def test_every_role_is_killed_while_data_flows_and_queries_run(tmp_path: Path, p
 
         phase("all sent; waiting for the exact answer")
         try:
-            took = cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=90)
+            took = cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         finally:
             findings = checker.stop()
             phase(

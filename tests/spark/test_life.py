@@ -41,7 +41,7 @@ def test_a_paused_table_makes_no_epochs_and_goes_on_where_it_was(world: World, s
     wait_for(lambda: world.closed_rows() == 400)
     world.controller.tables.set_paused("events", paused=True, comment="")
     query.update(world.view())
-    wait_for(lambda: query.report().state == "paused", 5)
+    wait_for(lambda: query.report().state == "paused", 60)
     world.produce(range(400, 800))
     time.sleep(0.5)
     assert world.closed_rows() == 400
@@ -244,11 +244,11 @@ def test_a_pipeline_that_lost_its_lease_is_fenced_and_changes_nothing(
     monkeypatch.setattr(first, "_renew", lambda: None)
     second_member = LocalMember(world.controller, "Pipeline_second_1")
     second = world.query(session, member=second_member, settings=world.settings_for("second"))
-    wait_for(lambda: world.closed_rows() == 400, 60)
+    wait_for(lambda: world.closed_rows() == 400)
     assert second.report().generation == 2
     monkeypatch.setattr(first, "_renew", renew)
     wake.set()
-    wait_for(lambda: first.report().state == "waiting", 30)
+    wait_for(lambda: first.report().state == "waiting", 60)
     assert "taken over" in (first.report().error or "") or "held by" in (first.report().error or "")
     world.produce(range(400, 800))
     wait_for(lambda: world.closed_rows() == 800)
