@@ -139,7 +139,8 @@ class Engine:
 
     def _collect(self, session: SessionContext, sql: str, deadline_s: float) -> tuple[pa.Table, int | None]:
         try:
-            plan = session.sql(sql).execution_plan()
+            frame = session.sql(sql)
+            plan, declared = frame.execution_plan(), frame.schema()
         except Exception as error:  # DataFusion raises bare Exception
             raise _query_error(error) from error
         pending = asyncio.run_coroutine_threadsafe(self._drain(session, plan, deadline_s), self._loop)
@@ -155,7 +156,7 @@ class Engine:
             raise
         except Exception as error:
             raise _query_error(error) from error
-        return _table(batches, session, sql), _rows_matched(plan)
+        return _table(batches, declared), _rows_matched(plan)
 
     async def _drain(self, session: SessionContext, plan: Any, deadline_s: float) -> list[pa.RecordBatch]:
         """All batches of all partitions. Leaving early drops the streams, which stops DataFusion's work."""
@@ -235,10 +236,17 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _table(batches: list[pa.RecordBatch], session: SessionContext, sql: str) -> pa.Table:
-    if batches:
-        return pa.Table.from_batches(batches)
-    return pa.Table.from_batches([], schema=session.sql(sql).schema())
+def _table(batches: list[pa.RecordBatch], declared: pa.Schema) -> pa.Table:
+    """One table of the types the plan declares, whatever the data: DataFusion may simplify a batch of a CASE to one
+    branch and leave out the branch's cast, and partial answers of several servers must fit each other."""
+    return pa.Table.from_batches([_declared(batch, declared) for batch in batches], schema=declared)
+
+
+def _declared(batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
+    if batch.schema.equals(declared):
+        return batch
+    columns = [column.cast(kind) for column, kind in zip(batch.columns, declared.types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=declared)
 
 
 def _rows_matched(plan: Any) -> int | None:

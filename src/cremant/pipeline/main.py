@@ -78,6 +78,11 @@ class SessionOnTheWay:
     def ready(self) -> bool:
         return self._session is not None
 
+    @property
+    def stopping(self) -> bool:
+        """`close` has begun; set before Java is told to end."""
+        return self._stopping.is_set()
+
     def __call__(self) -> SparkSession:
         if not self._done.wait(SESSION_TIMEOUT_S):
             raise Unavailable(f"the Spark session did not start in {SESSION_TIMEOUT_S:.0f} s")
@@ -192,6 +197,8 @@ def _watch(session: SessionOnTheWay, member: Member, handles: list[RunningServer
     while True:
         time.sleep(0.2)
         gone = session.jvm is not None and not session.jvm.alive()
+        if session.stopping:
+            return  # Java ends because it was told to
         if gone or session.error is not None or member.fenced:
             session.died = gone
             for handle in handles:
