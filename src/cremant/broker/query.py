@@ -246,7 +246,7 @@ def table_info(view: ClusterView | None, name: str) -> TableInfo:
         raise QueryError(
             QueryCode.UNKNOWN, "this broker has not heard from the controller yet", hint="try again in a moment"
         )
-    table = view.tables[find_table(name, [n for n, t in view.tables.items() if not t.record.dropping])]
+    table = view.tables[find_table(name, list(view.tables))]
     record = table.record
     if not record.enabled:
         raise QueryError(QueryCode.TABLE_IS_DISABLED, "TableIsDisabledError")

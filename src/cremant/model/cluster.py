@@ -67,8 +67,6 @@ class TableRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     pause_comment: str = ""
     pause_changed_ms: int = 0
     enabled: bool = True
-    #: Set by DROP: everyone lets go, then the controller removes what is left.
-    dropping: bool = False
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -206,7 +206,7 @@ class TableQuery:
 
     def _unwanted(self) -> bool:
         record = self._table.record
-        return record.paused or record.dropping or not record.enabled
+        return record.paused or not record.enabled
 
     def _take_lease(self) -> bool:
         reply = self._lease(release=False)

@@ -39,7 +39,7 @@ class Supervisor:
                 return
             for name, query in list(self._queries.items()):
                 table = view.tables.get(name)
-                if table is None or table.record.incarnation != query.incarnation or table.record.dropping:
+                if table is None or table.record.incarnation != query.incarnation:
                     del self._queries[name]
                     threading.Thread(target=self._let_go, args=(name, query), name=f"drop-{name}", daemon=True).start()
             for name, table in view.tables.items():
@@ -49,7 +49,7 @@ class Supervisor:
         query = self._queries.get(name)
         if query is not None:
             query.update(table)
-        elif not table.record.dropping and table.partitions:
+        elif table.partitions:
             query = TableQuery(self._session, self._log, self._settings, self._controller, table)
             self._queries[name] = query
             query.start()

@@ -61,9 +61,10 @@ class Zones:
         self._footer = footer
         self._groups = [index for index in range(footer.num_row_groups) if footer.row_group(index).num_rows]
         schema = footer.schema.to_arrow_schema()
-        self._integers = {name: i for i, name in enumerate(schema.names) if pa.types.is_integer(schema.field(i).type)}
-        #: Column number in the file; columns of lists have leaves, so positions in the Arrow schema do not do.
-        self._leaves = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
+        integers = {field.name for field in schema if pa.types.is_integer(field.type)}
+        numbers = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
+        #: Column number in the file: columns of lists have leaves, so positions in the Arrow schema do not do.
+        self._leaves = {name: index for name, index in numbers.items() if name in integers}
         self._known: dict[str, list[tuple[int, int] | None]] = {}
 
     def range_of(self, batch: int, column: str) -> tuple[int, int] | None:
@@ -74,7 +75,7 @@ class Zones:
         return ranges[batch]
 
     def _range(self, group: int, column: str) -> tuple[int, int] | None:
-        if column not in self._integers or column not in self._leaves:
+        if column not in self._leaves:
             return None
         statistics = self._footer.row_group(group).column(self._leaves[column]).statistics
         if statistics is None or not statistics.has_min_max or statistics.null_count:

@@ -149,8 +149,6 @@ class Hosting:
         self.reconciled = True
 
     def _has_part_in(self, table: TableView) -> bool:
-        if table.record.dropping:
-            return False
         consumes = any(self.instance in partition.record.replicas for partition in table.partitions)
         return consumes or any(self.instance in segment.replicas for segment in table.segments)
 
