@@ -43,6 +43,10 @@ sim *options:
 bench name *options:
     {{ venv }}python -m bench {{ name }} {{ options }}
 
+# suites of tables, rows and queries with known answers: `just acceptance ../suites`
+acceptance directory *options:
+    scripts/acceptance {{ directory }} {{ options }}
+
 # everything CI runs, from a fresh environment
 ci:
     .ci/run

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench NAME [--quick] [--json FILE] [--controller URL --broker URL]`: runs one benchmark and reports.
+"""`python -m bench NAME [options]`: runs one benchmark and reports; `all` runs those that have figures of Apache Pinot,
+and prints a table.
 
-Without URLs it starts a cluster of its own from the real command line in a temporary directory; with URLs it drives a
-running one. `--quick` ends within about a minute on two cores.
+Without URLs it starts a cluster of its own from the real command line in a temporary directory, with `--log kafka` on a
+Kafka of its own; with URLs it drives a running one. `--quick` ends within about a minute on two cores.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ import importlib
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from bench.context import Context, describe_commit, describe_machine
 
 BENCHMARKS = {
+    "commit": "gaps in what is visible, with commits and without, while the deep store answers, hangs, and fails",
     "freshness": "how old the newest visible row is, at a steady rate",
+    "indexes": "CPU of a server's share of a query, with and without indexes, codes and shortcuts",
     "ingest": "rows per second from a preloaded topic until queryable, and what they cost",
+    "outage": "rows, queries and copies while the deep store is away (--minutes)",
     "query": "latency of ten query shapes, and queries per second of four clients",
     "sim": "seeds and steps per second of the simulated world",
-    "start": "seconds from `cremant quickstart` to the first answer, and of a restart",
+    "soak": "memory, files and threads of every role under a steady load (--minutes)",
+    "start": "seconds from the start of a cluster to the first answer, and of a restart",
+    "all": "freshness, ingest, query and start, one after the other, and a table of their figures",
 }
 
 
@@ -33,19 +40,24 @@ def main() -> int:
     if bool(arguments.controller) != bool(arguments.broker):
         print("bench: --controller and --broker go together", file=sys.stderr)
         return 2
-    if arguments.kafka:
-        print("bench: --kafka: this version has no Kafka stream; rows go to Cremant's own topics", file=sys.stderr)
-        return 2
+    if arguments.name == "all":
+        from bench.everything import run_all
+
+        return run_all(arguments)
     module = importlib.import_module(f"bench.{arguments.name}")
-    context = Context(quick=arguments.quick, controller=arguments.controller, broker=arguments.broker)
-    print(f"bench {arguments.name}: {BENCHMARKS[arguments.name]}", file=sys.stderr)
+    log = "kafka" if arguments.kafka else arguments.log
+    context = Context(
+        quick=arguments.quick, log=log, kafka=arguments.kafka, controller=arguments.controller, broker=arguments.broker,
+        minutes=arguments.minutes,
+    )  # fmt: skip
+    print(f"bench {arguments.name}, {log} log: {BENCHMARKS[arguments.name]}", file=sys.stderr)
     machine = describe_machine()
     parameters, metrics = module.run(context)
-    report = {
+    report: dict[str, Any] = {
         "name": arguments.name,
         "commit": describe_commit(),
         "machine": machine,
-        "parameters": {"quick": arguments.quick, **parameters},
+        "parameters": {"quick": arguments.quick, "log": log, **parameters},
         "metrics": metrics,
     }
     width = max(len(name) for name in metrics)
@@ -57,13 +69,15 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m bench", description="One benchmark, or all.")
     parser.add_argument("name", help=", ".join(BENCHMARKS))
     parser.add_argument("--quick", action="store_true", help="small amounts: about a minute")
     parser.add_argument("--json", metavar="FILE", help="write the report there, too")
+    parser.add_argument("--log", choices=("embedded", "kafka"), default="embedded", help="of an own cluster")
     parser.add_argument("--controller", metavar="URL", help="drive this cluster instead of an own one")
     parser.add_argument("--broker", metavar="URL")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help=argparse.SUPPRESS)
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="rows go to this Kafka, instead of one of our own")
+    parser.add_argument("--minutes", type=float, default=0.0, help="of soak (60; 5 with --quick), of outage (10; 1)")
     return parser.parse_args()
 
 

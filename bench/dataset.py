@@ -43,21 +43,27 @@ def fill(stream: Stream, topic: str, partitions: int, rows: int) -> None:
     """Batches of consecutive rows, partitions in turns."""
     dice = np.random.default_rng(7)
     for batch, first in enumerate(range(0, rows, BATCH)):
-        size = min(BATCH, rows - first)
-        country = (dice.random(size) ** 2 * 20).astype(int).tolist()
-        city = (dice.random(size) ** 2 * 1_000).astype(int).tolist()
-        user = ((np.arange(first, first + size) * 2_654_435_761) % users_of(rows)).tolist()
-        cents = dice.integers(1, 1_000_000, size).tolist()
-        values = [
-            b'{"id":%d,"country":"country-%02d","city":"city-%03d","device":"%s","userId":%d,"quantity":%d,'
-            b'"amount":%d.%02d,"ts":%d}'
-            % (
-                n, country[i], city[i], _DEVICES[n % 7 % 5], user[i], n * 31 % 100, cents[i] // 100, cents[i] % 100,
-                START_MS + 10 * n,
-            )
-            for i, n in enumerate(range(first, first + size))
-        ]  # fmt: skip
+        values = rows_of(first, min(BATCH, rows - first), users=users_of(rows), dice=dice)
         stream.append(topic, batch % partitions, values)
+    stream.flush()
+
+
+def rows_of(first: int, size: int, *, users: int = 100_000, dice: np.random.Generator | None = None) -> list[bytes]:
+    """Rows `first` and following as JSON; what is random comes from `dice`, or from the number of the first row."""
+    dice = dice or np.random.default_rng(first)
+    country = (dice.random(size) ** 2 * 20).astype(int).tolist()
+    city = (dice.random(size) ** 2 * 1_000).astype(int).tolist()
+    user = ((np.arange(first, first + size) * 2_654_435_761) % users).tolist()
+    cents = dice.integers(1, 1_000_000, size).tolist()
+    return [
+        b'{"id":%d,"country":"country-%02d","city":"city-%03d","device":"%s","userId":%d,"quantity":%d,'
+        b'"amount":%d.%02d,"ts":%d}'
+        % (
+            n, country[i], city[i], _DEVICES[n % 7 % 5], user[i], n * 31 % 100, cents[i] // 100, cents[i] % 100,
+            START_MS + 10 * n,
+        )
+        for i, n in enumerate(range(first, first + size))
+    ]  # fmt: skip
 
 
 _DEVICES = (b"phone", b"desktop", b"tablet", b"television", b"watch")

@@ -38,7 +38,7 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
     topic = f"freshness-{time.time_ns() // 1_000_000}"
     with context.cluster() as driven:
         driven.stream.create(topic, PARTITIONS)
-        context.create_table(driven, SCHEMA, table_config("freshness", topic))
+        context.create_table(driven, SCHEMA, table_config("freshness", driven.stream.properties(topic)))
         stop = threading.Event()
         sent = [0]
         producer = threading.Thread(target=_produce, args=(driven.stream, topic, stop, sent), daemon=True)

@@ -30,7 +30,9 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
         context.show("creating the table")
         cpu_before = cpu_seconds(driven.local) if driven.local else 0.0
         started = time.monotonic()
-        context.create_table(driven, SCHEMA, table_config("bench", topic, flush_rows=1_000_000))
+        context.create_table(
+            driven, SCHEMA, table_config("bench", driven.stream.properties(topic), flush_rows=1_000_000)
+        )
         first: tuple[float, int] | None = None
         seen = 0
         while seen < rows:

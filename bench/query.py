@@ -58,7 +58,9 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
     with context.cluster() as driven:
         driven.stream.create(topic, PARTITIONS)
         flush_rows = rows // PARTITIONS // SEGMENTS_PER_PARTITION
-        context.create_table(driven, SCHEMA, table_config("bench", topic, flush_rows=flush_rows))
+        context.create_table(
+            driven, SCHEMA, table_config("bench", driven.stream.properties(topic), flush_rows=flush_rows)
+        )
         context.show(f"filling the topic with {rows:,} rows")
         fill(driven.stream, topic, PARTITIONS, rows)
         took = driven.rest.wait_for("SELECT COUNT(*) FROM bench", [[rows]], deadline_s=900)

@@ -3,12 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
 import os
+import pty
 import re
+import select
+import struct
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -152,6 +158,124 @@ def test_an_arrow_answer_is_an_arrow_stream(cluster: LocalCluster) -> None:
         check=True,
     )
     assert pa.ipc.open_stream(io.BytesIO(done.stdout)).read_all().to_pylist() == [{"one": 1}]
+
+
+def test_tables_by_command(cluster: LocalCluster, tmp_path: Path) -> None:
+    schema, table, both = (tmp_path / f"{name}.json" for name in ("schema", "table", "both"))
+    config = table_config(flush_rows=1_000)
+    config["tableIndexConfig"]["streamConfigs"]["sasl.password"] = "hunter2"
+    schema.write_text(json.dumps(SCHEMA), encoding="utf-8")
+    table.write_text(json.dumps(config), encoding="utf-8")
+    both.write_text(json.dumps({"tableName": "ledger", "schema": SCHEMA, "realtime": config}), encoding="utf-8")
+
+    missing = cluster.run("table", "create", str(schema), str(table).replace("table.json", "nowhere.json"), check=False)
+    assert (missing.returncode, "nowhere.json" in missing.stderr) == (2, True)
+    if "ledger" not in [topic["name"] for topic in json.loads(cluster.run("topic", "list", "--json").stdout)["topics"]]:
+        no_topic = cluster.run("table", "create", str(both), check=False)
+        assert (no_topic.returncode, "cremant topic create ledger" in no_topic.stderr) == (2, True), no_topic.stderr
+        assert "ledger" not in cluster.rest.call("GET", "/schemas"), "a schema whose table was refused is taken back"
+        cluster.run("topic", "create", "ledger", "--partitions", "2")
+    assert "nothing was created" in cluster.run("table", "create", "--check", str(both)).stderr
+    cluster.run("table", "create", str(schema), str(table))
+    cluster.run("produce", "ledger", "-", "--table", stdin=ledger_lines(0, 10)[0].replace('"key": "key', '"k": "key'))
+
+    shown = cluster.run("table", "show", "ledger").stdout
+    assert "hunter2" not in shown
+    assert all(word in shown for word in ("bucket", "partition", "replica", "lag", "*****", "streamConfigs"))
+    assert "ledger" in cluster.run("table", "list").stdout
+    assert "did you mean ledger" in cluster.run("table", "show", "leger", check=False).stderr
+    cluster.run("table", "pause", "ledger", "--comment", "because")
+    _wait_for_state(cluster, "paused")
+    cluster.run("table", "resume", "ledger")
+    refused = cluster.run("table", "drop", "ledger", check=False)
+    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
+    assert json.loads(cluster.run("table", "drop", "ledger", "--yes", "--json").stdout)["dropped"] == [
+        "table",
+        "schema",
+    ]
+    _wait_until(lambda: cluster.rest.call("GET", "/tables")["tables"] == [], 120)
+    assert "ledger" not in cluster.rest.call("GET", "/schemas")
+
+
+def test_the_doctor_finds_this_cluster_well_and_a_missing_kafka_not(cluster: LocalCluster) -> None:
+    well = json.loads(cluster.run("doctor", "--json").stdout)
+    assert well["ok"], [finding for finding in well["findings"] if finding["level"] == "fail"]
+    assert {"java", "pyspark", "data directory", "clock", "controller", "broker", "server", "pipeline"} <= {
+        finding["check"] for finding in well["findings"]
+    }
+    ill = cluster.run("doctor", "--kafka", "127.0.0.1:1", check=False)
+    assert ill.returncode == 1
+    assert "127.0.0.1:1" in ill.stdout
+    assert "fix:" in ill.stdout
+
+
+def test_a_conversation_at_a_terminal(cluster: LocalCluster, tmp_path: Path) -> None:
+    terminal = Terminal(["sql", "--data-dir", str(cluster.data_dir)], tmp_path)
+    try:
+        terminal.expect("cremant>")
+        terminal.type("SELECT 40 + 2 AS answer,\r")
+        terminal.type("  'x' AS letter;\r")
+        terminal.expect("letter")
+        terminal.expect("(1 row")
+        terminal.expect("cremant>")
+        terminal.type("SELEC 1;\r")
+        terminal.expect("error:")
+        terminal.type("\\d\r")
+        terminal.expect("no tables")
+        terminal.type("\\format csv\r")
+        terminal.type("SELECT 1 AS one;\r")
+        terminal.expect("one\r\n1\r\n")
+        terminal.expect("cremant>")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    finally:
+        terminal.close()
+    history = (tmp_path / "cremant" / "sql_history").read_text(encoding="utf-8")
+    assert "letter" in history
+
+
+def test_a_script_from_a_pipe_ends_at_its_first_error(cluster: LocalCluster) -> None:
+    done = cluster.run("sql", "--format", "csv", stdin="SELECT 1 AS a;\nSELECT 2 AS b", check=True)
+    assert done.stdout.split() == ["a", "1", "b", "2"]
+    done = cluster.run("sql", "--format", "csv", stdin="SELEC 1; SELECT 2 AS b;", check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+class Terminal:
+    """A command at a pseudo terminal, as a person sits there."""
+
+    def __init__(self, arguments: list[str], state: Path) -> None:
+        self._pid, self._fd = pty.fork()
+        if self._pid == 0:
+            environment = {**os.environ, "TERM": "xterm", "XDG_STATE_HOME": str(state), "PROMPT_TOOLKIT_NO_CPR": "1"}
+            words = command(*arguments)
+            os.execvpe(words[0], words, environment)
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def expect(self, text: str, deadline_s: float = 60.0) -> None:
+        """Reads on until the text has come; what came before it is forgotten."""
+        until = time.monotonic() + deadline_s
+        while text not in self._seen:
+            readable, _, _ = select.select([self._fd], [], [], 0.2)
+            if readable:
+                with contextlib.suppress(OSError):  # the end of the terminal
+                    self._seen += _ESCAPES.sub("", os.read(self._fd, 65_536).decode("utf-8", "replace"))
+            assert time.monotonic() < until, f"no {text!r} in {self._seen[-2000:]!r}"
+        self._seen = self._seen.partition(text)[2]
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+#: Colours, cursor movements, modes.
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()=>][0-9A-B]?")
 
 
 def _wait_for_state(cluster: LocalCluster, state: str) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 from bench.cluster import LocalCluster, command, descendants
-from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, Ledger, table_config
+from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, EmbeddedSink, Ledger, table_config
 
 PARTITIONS = 3
 
@@ -34,7 +34,7 @@ def second_pipeline(cluster: LocalCluster, directory: Path) -> Iterator[subproce
             command(
                 "start", "pipeline", "--data-dir", str(directory), "--port", "0",
                 "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
-                "--store-dir", str(cluster.data_dir / "store"),
+                "--store-uri", str(cluster.data_dir / "store"),
             ),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_stopped_pipeline_that_wakes_up_after_its_successor_took_over_changes_
     with LocalCluster(tmp_path / "data", servers=1) as cluster:
         cluster.run("topic", "create", "ledger", "--partitions", str(PARTITIONS))
         cluster.rest.add_table(SCHEMA, table_config(flush_rows=15_000, replication=1))
-        ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
+        ledger = Ledger(EmbeddedSink(Path(cluster.ready["logDir"])), PARTITIONS)
         ledger.produce(1_000)
         cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         checker = Checker(cluster.rest, ledger).start()
@@ -138,7 +138,7 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
     with LocalCluster(data, servers=1) as cluster:
         cluster.run("topic", "create", "ledger", "--partitions", str(PARTITIONS))
         cluster.rest.add_table(SCHEMA, table_config(flush_rows=8_000, replication=1))
-        ledger = Ledger(Path(cluster.ready["logDir"]), PARTITIONS)
+        ledger = Ledger(EmbeddedSink(Path(cluster.ready["logDir"])), PARTITIONS)
         ledger.produce(10_000, rate_per_s=5_000, batch=200)
         cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         for attempt in (1, 2):

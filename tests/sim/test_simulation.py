@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from cremant.epoch import close, start
-from cremant.sim.ablations import ABLATIONS, DOCUMENT, Ablation, tables_of_machines
-from cremant.sim.run import main, simulate
+from cremant.sim.ablation import Ablation
+from cremant.sim.ablations import ABLATIONS, DOCUMENT, simulate_without, tables_of_code
+from cremant.sim.engine import tell
+from cremant.sim.run import simulate
 
 SEEDS = 320
 #: Seeds per test, so that a failure is found soon and several can run beside each other.
 STRIDE = 40
-CAUGHT: dict[str, list[int]] = json.loads((Path(__file__).parent / "ablations.json").read_text())
+CAUGHT: dict[str, list[int]] = json.loads((Path(__file__).parent / "ablations.json").read_text())["epochs"]
 #: Seeds that once failed.
 REGRESSIONS = [
     int(line.split()[0])
@@ -44,7 +46,7 @@ def test_a_missing_safeguard_is_noticed(ablation: Ablation) -> None:
     seeds = CAUGHT[ablation.name]
     assert seeds, f"no catching seed is known for {ablation.name!r}"
     for seed in seeds:
-        outcome = simulate(seed, ablation.safeguards)
+        outcome = simulate_without(seed, ablation.off)
         assert outcome.failed, f"seed {seed} misses it: python -m cremant.sim.ablations"
         assert f"cremant sim --seed {seed}" in outcome.story()
 
@@ -54,7 +56,7 @@ def test_a_seed_is_the_same_world_every_time() -> None:
         assert simulate(seed) == simulate(seed)
     ablation = ABLATIONS[0]
     seed = CAUGHT[ablation.name][0]
-    assert simulate(seed, ablation.safeguards).trace == simulate(seed, ablation.safeguards).trace
+    assert simulate_without(seed, ablation.off).trace == simulate_without(seed, ablation.off).trace
 
 
 def test_every_transition_but_those_of_a_reset_is_reached() -> None:
@@ -66,16 +68,18 @@ def test_every_transition_but_those_of_a_reset_is_reached() -> None:
     assert expected - _reached == set()
 
 
-def test_the_document_shows_the_tables_of_the_machines() -> None:
+def test_the_document_shows_the_tables_of_the_code() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert tables_of_machines(text) == text
+    assert tables_of_code(text) == text
     for ablation in ABLATIONS:
         assert f"| {ablation.name} |" in text
 
 
-def test_the_command_reports_and_answers_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(0, 2) == 0
+def test_a_run_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not any(outcome.failed for outcome in tell("epochs", simulate, 0, 2))
     assert "2 seeds" in capsys.readouterr().out
     ablation = ABLATIONS[0]
-    assert main(CAUGHT[ablation.name][0], 1, ablation.safeguards) == 1
-    assert "replay: cremant sim --seed" in capsys.readouterr().out
+    seed = CAUGHT[ablation.name][0]
+    (failed,) = tell("epochs", lambda seed: simulate_without(seed, ablation.off), seed, 1)
+    assert failed.failed
+    assert f"replay: cremant sim --seed {seed} --world epochs" in capsys.readouterr().out

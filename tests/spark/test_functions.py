@@ -124,7 +124,7 @@ def test_a_function_that_is_not_deterministic_is_caught_by_readers(
     query = start(allowed, session, "dice")
     allowed.produce(range(50_000), partitions=2)
     wait_for(lambda: query.report().generation > 1)
-    assert any(isinstance(record, RowBlock) for record in allowed.read(partitions=1)[0].records)
+    wait_for(lambda: any(isinstance(record, RowBlock) for record in allowed.read(partitions=1)[0].records))
     gate.touch()
     wait_for(lambda: allowed.closed_rows() == 50_000)
     stopped = allowed.read(partitions=1)[0].stopped

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cremant.broker.metrics import BrokerMetrics
+from cremant.broker.metrics import BrokerMetrics, NetworkMetrics
 from cremant.broker.query import QueryService
 from cremant.broker.rest import routes
 from cremant.exec.engine import Engine
@@ -31,6 +31,7 @@ from cremant.model.cluster import (
     Role,
     TableRecord,
     TableView,
+    TailReport,
 )
 from cremant.model.errors import QueryError
 from cremant.model.offsets import OffsetRange, Position, Watermark
@@ -39,7 +40,7 @@ from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.model.table import FlushConfig, StreamConfig, TableConfig
 from cremant.segment.layout import scan_schema
 from cremant.segment.scan import Piece
-from cremant.server.query import pack
+from cremant.server.query import pack, pack_rows
 from cremant.shell.app import RunningServer, listen, make_app, serve, url_of
 from cremant.wire.codec import decode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
@@ -90,13 +91,16 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 @dataclass(slots=True)
 class Behaviour:
-    """Of one server. `delay_s` passes before it answers; `behind` is what it says; `refuse`: HTTP 500."""
+    """Of one server. `delay_s` passes before it answers; `behind` is what it says; `refuse`: HTTP 500; `reply`: its
+    body, whatever it is asked."""
 
     delay_s: float = 0.0
     behind: bool = False
     error_code: int = 0
     refuse: bool = False
+    reply: bytes | None = None
     asked: list[ServerQuery] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -163,7 +167,17 @@ def _table(*, enabled: bool = True) -> TableView:
         )  # fmt: skip
         partitions.append(PartitionView(record=record, consuming=consuming))
     record_of_table = TableRecord(config=config, table_schema=SCHEMA, incarnation="abc", enabled=enabled)
-    return TableView(record=record_of_table, partitions=tuple(partitions), segments=())
+    at_end = Watermark(next_offset=100, epoch=5)
+    tails = {
+        str(partition): {
+            name: TailReport(
+                table="gold", incarnation="abc", partition=partition, first_offset=0, rows=100, watermark=at_end
+            )
+            for name in replicas
+        }
+        for partition in range(PARTITIONS)
+    }
+    return TableView(record=record_of_table, partitions=tuple(partitions), segments=(), tails=tails)
 
 
 @contextlib.contextmanager
@@ -212,7 +226,8 @@ def broker_kit() -> Iterator[Kit]:
         )
         registry = CollectorRegistry()
         service.on_response = BrokerMetrics(registry).query_answered
-        app = make_app("broker", routes(service, lambda: kit.view), ready=lambda: (True, ""), registry=registry)
+        registry.register(NetworkMetrics(service))
+        app = make_app("broker", routes(service), ready=lambda: (True, ""), registry=registry)
         kit.url = stack.enter_context(running(app))
         yield kit
 
@@ -225,10 +240,26 @@ def _server_app(name: str, kit: Kit, engine: Engine) -> Any:
         time.sleep(behaviour.delay_s)
         if behaviour.refuse:
             return Response(b"on purpose", 500)
-        return Response(pack(*_answer(message, name, kit, engine)), media_type="application/octet-stream")
+        if behaviour.reply is not None:
+            return Response(behaviour.reply, media_type="application/octet-stream")
+        header, table = _answer(message, name, kit, engine)
+        body = pack(header, pack_rows(table) if table is not None else None)
+        return Response(body, media_type="application/octet-stream")
 
     async def endpoint(request: Request) -> Response:
         request.state.body = await request.body()
         return await anyio.to_thread.run_sync(query, request)
 
-    return make_app("server", [Route("/internal/v1/query", endpoint, methods=["POST"])], ready=lambda: (True, ""))
+    async def cancel(request: Request) -> Response:
+        kit.servers[name].cancelled.append(request.path_params["id"])
+        return Response(b"")
+
+    async def liveness(request: Request) -> Response:
+        return Response(b"OK")
+
+    routes = [
+        Route("/health/liveness", liveness),
+        Route("/internal/v1/query", endpoint, methods=["POST"]),
+        Route("/internal/v1/query/{id}", cancel, methods=["DELETE"]),
+    ]
+    return make_app("server", routes, ready=lambda: (True, ""))

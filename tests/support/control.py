@@ -4,20 +4,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from cremant.controller.clock import Clock
 from cremant.controller.core import Controller
 from cremant.controller.main import make_controller_app
+from cremant.controller.streams import LogSource
 from cremant.log.api import Log
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import ClusterView, InstanceRecord, InstanceReport, Role, TableView, TailReport
 from cremant.model.offsets import Watermark
+from cremant.model.table import StreamConfig
 from cremant.store.deepstore import DirectoryStore
 from cremant.store.memory import MemoryMetadataStore
 from cremant.wire.codec import decode, encode
@@ -57,11 +61,43 @@ def table(
     }
 
 
+class StillClock(Clock):
+    """Stands still until it is told to move: nobody dies of a busy machine."""
+
+    def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
+        self._now_ms = now_ms
+        #: Wall clock minus ours.
+        self.wall_offset_ms = 0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def wall_ms(self) -> int:
+        return self._now_ms + self.wall_offset_ms
+
+    def advance(self, ms: int) -> None:
+        self._now_ms += ms
+
+
+class OneLog:
+    """One log for streams and epoch logs."""
+
+    def __init__(self, log: Log) -> None:
+        self.epoch = self.embedded = log
+
+    @contextlib.contextmanager
+    def stream(self, stream: StreamConfig) -> Iterator[Log]:
+        yield self.epoch
+
+
 class Cluster:
     """One controller and as many pretended members as a test wants."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, clock: Clock | None = None, logs: LogSource | None = None) -> None:
+        """`logs`: others than one log in memory."""
         self.directory = directory
+        self.clock = clock
+        self.logs = logs
         self.store = MemoryMetadataStore()
         self.log: Log = MemoryLog(lambda: int(time.time() * 1000))
         self.deep_store = DirectoryStore(directory / "store")
@@ -70,7 +106,9 @@ class Cluster:
         self.start()
 
     def start(self) -> None:
-        self.controller = Controller(self.store, self.log, self.deep_store, servers_grace_ms=0)
+        self.controller = Controller(
+            self.store, self.logs or OneLog(self.log), self.deep_store, servers_grace_ms=0, clock=self.clock
+        )
         self.controller.start()
         self.app = make_controller_app(self.controller)
 
@@ -109,10 +147,19 @@ class Cluster:
         return decode(answer.content, kind)
 
     def beat(
-        self, name: str, role: Role = Role.SERVER, *, nonce: str = "n1", report: InstanceReport | None = None
+        self,
+        name: str,
+        role: Role = Role.SERVER,
+        *,
+        nonce: str = "n1",
+        report: InstanceReport | None = None,
+        tls_port: int = 0,
     ) -> httpx.Response:
         known = self._beats.get(name)
-        record = InstanceRecord(id=name, role=known.instance.role if known else role, host="127.0.0.1", port=8098)
+        record = InstanceRecord(
+            id=name, role=known.instance.role if known else role, host="127.0.0.1", port=8098,
+            tls_port=tls_port or (known.instance.tls_port if known else 0),
+        )  # fmt: skip
         if name.startswith("Broker"):
             record = InstanceRecord(id=name, role=Role.BROKER, host="127.0.0.1", port=8099)
         said = report or (known.report if known else InstanceReport())

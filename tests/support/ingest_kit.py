@@ -37,7 +37,9 @@ def schema_of(columns: dict[str, Any], **more: Any) -> Schema:
     return parse_schema(document)[0]
 
 
-def config_of(*, nulls: bool = False, **ingestion: Any) -> TableConfig:
+def config_of(*, nulls: bool = False, stream: dict[str, str] | None = None, **ingestion: Any) -> TableConfig:
+    """`stream`: more properties, `decoder.class.name` and the like, behind `stream.embedded.`."""
+    more = {f"stream.embedded.{key}": value for key, value in (stream or {}).items()}
     transforms = ingestion.pop("transforms", {})
     filter_function = ingestion.pop("filter_function", None)
     if transforms:
@@ -54,7 +56,7 @@ def config_of(*, nulls: bool = False, **ingestion: Any) -> TableConfig:
             "tenants": {},
             "tableIndexConfig": {
                 "nullHandlingEnabled": nulls,
-                "streamConfigs": {"streamType": "embedded", "stream.embedded.topic.name": "t"},
+                "streamConfigs": {"streamType": "embedded", "stream.embedded.topic.name": "t", **more},
             },
             "ingestionConfig": ingestion,
             "metadata": {},

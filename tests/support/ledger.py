@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import numpy as np
@@ -25,6 +25,7 @@ from cremant.log.api import Message
 from cremant.log.embedded import EmbeddedLog
 from cremant.log.partitioner import partition_of
 
+TOPIC = "ledger"
 BUCKETS = 8
 KEYS = 5_000
 
@@ -42,32 +43,107 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-def table_config(*, flush_rows: int, replication: int = 2) -> dict[str, Any]:
+def table_config(*, flush_rows: int, replication: int = 2, kafka: str = "") -> dict[str, Any]:
+    """Of a table on the embedded log, or on the Kafka at `kafka`."""
+    kind = "kafka" if kafka else "embedded"
+    stream = {
+        "streamType": kind,
+        f"stream.{kind}.topic.name": TOPIC,
+        f"stream.{kind}.consumer.prop.auto.offset.reset": "smallest",
+        "realtime.segment.flush.threshold.rows": str(flush_rows),
+    }
+    if kafka:
+        stream |= {
+            "stream.kafka.broker.list": kafka,
+            "stream.kafka.consumer.factory.class.name": "org.apache.pinot.plugin.stream.kafka30.KafkaConsumerFactory",
+            "stream.kafka.decoder.class.name": "org.apache.pinot.plugin.inputformat.json.JSONMessageDecoder",
+        }
     return {
         "tableName": "ledger",
         "tableType": "REALTIME",
         "segmentsConfig": {"timeColumnName": "ts", "schemaName": "ledger", "replication": str(replication)},
         "tenants": {},
-        "tableIndexConfig": {
-            "streamConfigs": {
-                "streamType": "embedded",
-                "stream.embedded.topic.name": "ledger",
-                "stream.embedded.consumer.prop.auto.offset.reset": "smallest",
-                "realtime.segment.flush.threshold.rows": str(flush_rows),
-            }
-        },
+        "tableIndexConfig": {"streamConfigs": stream},
         "metadata": {},
     }
+
+
+class Sink(Protocol):
+    """Where a ledger writes. `append` takes messages by partition and returns when all are acknowledged, with the
+    first offset per partition."""
+
+    def append(self, shares: dict[int, list[Message]]) -> dict[int, int]: ...
+
+    def close(self) -> None: ...
+
+
+class EmbeddedSink:
+    def __init__(self, log_dir: Path) -> None:
+        self._log = EmbeddedLog(log_dir)
+
+    def append(self, shares: dict[int, list[Message]]) -> dict[int, int]:
+        return {
+            partition: self._log.append(TOPIC, partition, messages).first_offset
+            for partition, messages in shares.items()
+        }
+
+    def close(self) -> None:
+        self._log.close()
+
+
+class KafkaSink:
+    """Kafka's own client, idempotent: it repeats what was not acknowledged, in order, until `deadline_s` passes."""
+
+    def __init__(self, brokers: str, *, deadline_s: float = 120.0) -> None:
+        from confluent_kafka import Producer
+
+        self._deadline_s = deadline_s
+        self._producer = Producer(
+            {
+                "bootstrap.servers": brokers,
+                "enable.idempotence": True,
+                "message.timeout.ms": int(deadline_s * 1000),
+                "linger.ms": 2,
+                "reconnect.backoff.max.ms": 500,
+                "log_level": 0,
+            }
+        )
+
+    def append(self, shares: dict[int, list[Message]]) -> dict[int, int]:
+        offsets: dict[int, list[int]] = {partition: [] for partition in shares}
+        failed: list[str] = []
+
+        def delivered(error: Any, message: Any) -> None:
+            if error is not None:
+                failed.append(str(error))
+            else:
+                offsets[message.partition()].append(message.offset())
+
+        for partition, messages in shares.items():
+            for message in messages:
+                self._producer.produce(TOPIC, message.value, message.key, partition, on_delivery=delivered)
+        left = self._producer.flush(self._deadline_s)
+        assert not left, f"{left} messages without a delivery report after {self._deadline_s} s"
+        assert not failed, f"Kafka refused {len(failed)} messages: {failed[0]}"
+        for partition, messages in shares.items():
+            first = offsets[partition][0]
+            assert offsets[partition] == list(range(first, first + len(messages))), "somebody else writes to the topic"
+        return {partition: found[0] for partition, found in offsets.items()}
+
+    def close(self) -> None:
+        self._producer.flush(self._deadline_s)
 
 
 class Ledger:
     """Appends numbered rows and remembers, per partition and offset, what was in them. Row n has v = n * n % 10007."""
 
-    def __init__(self, log_dir: Path, partitions: int) -> None:
-        self._log = EmbeddedLog(log_dir)
+    def __init__(self, sink: Sink, partitions: int) -> None:
+        #: May be replaced by another way into the same topic.
+        self.sink = sink
         self._partitions = partitions
         self._values: list[list[int]] = [[] for _ in range(partitions)]
         self._buckets: list[list[int]] = [[] for _ in range(partitions)]
+        self._arrays: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.rows = 0
 
     def produce(
@@ -84,26 +160,24 @@ class Ledger:
                 time.sleep(max(0.0, started + done / rate_per_s - time.monotonic()))
 
     def _append(self, size: int) -> None:
-        messages: list[list[Message]] = [[] for _ in range(self._partitions)]
-        contents: list[list[tuple[int, int]]] = [[] for _ in range(self._partitions)]
+        messages: dict[int, list[Message]] = {}
+        contents: dict[int, list[tuple[int, int]]] = {}
         now_ms = time.time_ns() // 1_000_000
         for number in range(self.rows, self.rows + size):
             key = f"key-{number * 2654435761 % KEYS}"
             value, bucket = number * number % 10_007, number % BUCKETS
             row = {"key": key, "bucket": bucket, "v": value, "ts": now_ms, "note": f"row {number}"}
             partition = partition_of(key.encode(), self._partitions)
-            messages[partition].append(Message(json.dumps(row).encode(), key.encode()))
-            contents[partition].append((value, bucket))
-        for partition, share in enumerate(messages):
-            if share:
-                acknowledged = self._log.append("ledger", partition, share)
-                assert acknowledged.first_offset == len(self._values[partition]), "somebody else writes to the topic"
-                self._values[partition] += [value for value, _ in contents[partition]]
-                self._buckets[partition] += [bucket for _, bucket in contents[partition]]
+            messages.setdefault(partition, []).append(Message(json.dumps(row).encode(), key.encode()))
+            contents.setdefault(partition, []).append((value, bucket))
+        for partition, first in self.sink.append(messages).items():
+            assert first == len(self._values[partition]), "somebody else writes to the topic"
+            self._values[partition] += [value for value, _ in contents[partition]]
+            self._buckets[partition] += [bucket for _, bucket in contents[partition]]
         self.rows += size
 
     def close(self) -> None:
-        self._log.close()
+        self.sink.close()
 
     def expected(self, offsets: dict[int, int]) -> list[list[int]]:
         """[bucket, count, sum] of the rows below `offsets`, by bucket."""
@@ -112,12 +186,22 @@ class Ledger:
         for partition, end in offsets.items():
             if end > len(self._values[partition]):
                 raise AssertionError(f"an answer names offset {end} of partition {partition}, nobody wrote it")
-            buckets = np.array(self._buckets[partition][:end], dtype=np.int64)
-            counts += np.bincount(buckets, minlength=BUCKETS)
-            sums += np.bincount(
-                buckets, weights=np.array(self._values[partition][:end], dtype=float), minlength=BUCKETS
-            ).astype(np.int64)
+            buckets, values = self._columns(partition)
+            counts += np.bincount(buckets[:end], minlength=BUCKETS)
+            sums += np.bincount(buckets[:end], weights=values[:end], minlength=BUCKETS).astype(np.int64)
         return [[b, int(counts[b]), int(sums[b])] for b in range(BUCKETS) if counts[b]]
+
+    def _columns(self, partition: int) -> tuple[np.ndarray, np.ndarray]:
+        """Buckets and values of a partition, made anew only when rows came."""
+        known = self._arrays.get(partition)
+        if known is None or len(known[0]) < len(self._values[partition]):
+            size = min(len(self._buckets[partition]), len(self._values[partition]))
+            known = (
+                np.array(self._buckets[partition][:size], dtype=np.int64),
+                np.array(self._values[partition][:size], dtype=float),
+            )
+            self._arrays[partition] = known
+        return known
 
     def ends(self) -> dict[int, int]:
         return {partition: len(values) for partition, values in enumerate(self._values)}

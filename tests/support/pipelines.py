@@ -18,7 +18,8 @@ from cremant.epoch.format import decode
 from cremant.epoch.reader import EpochClosed, GapTaken, PartitionReader, Stopped, TakeRows
 from cremant.epoch.records import EpochMark, Record
 from cremant.log.api import Log, Message
-from cremant.log.open import open_log
+from cremant.log.kafka import KafkaLog
+from cremant.log.open import open_logs
 from cremant.model.cluster import (
     InstanceRecord,
     InstanceReport,
@@ -53,8 +54,12 @@ SCHEMA: dict[str, Any] = {
 
 
 def table_config(
-    pipeline: dict[str, Any] | None = None, *, name: str = "events", topic: str = "events"
-) -> dict[str, Any]:
+    pipeline: dict[str, Any] | None = None, *, name: str = "events", topic: str = "events", brokers: str = "",
+    stream: dict[str, str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """`brokers`: of a Kafka stream; none, the embedded log. `stream`: more properties, behind `stream.<type>.`."""
+    kind = "kafka" if brokers else "embedded"
+    more = {f"stream.{kind}.{key}": value for key, value in (stream or {}).items()}
     return {
         "tableName": name,
         "tableType": "REALTIME",
@@ -62,9 +67,11 @@ def table_config(
         "tenants": {},
         "tableIndexConfig": {
             "streamConfigs": {
-                "streamType": "embedded",
-                "stream.embedded.topic.name": topic,
-                "stream.embedded.consumer.prop.auto.offset.reset": "smallest",
+                "streamType": kind,
+                f"stream.{kind}.topic.name": topic,
+                f"stream.{kind}.consumer.prop.auto.offset.reset": "smallest",
+                **({"stream.kafka.broker.list": brokers} if brokers else {}),
+                **more,
             }
         },
         "metadata": {},
@@ -155,14 +162,19 @@ def read_partition(log: Log, topic: str, incarnation: str, partition: int, start
 
 
 class World:
-    """A controller, a log and a fake server that is merely alive, so that tables can be placed."""
+    """A controller, logs and a fake server that is merely alive, so that tables can be placed. `log`: the epoch logs,
+    `stream` the streams; with `stream_brokers` streams are in Kafka, in topics that no other test has."""
 
-    def __init__(self, directory: Path, **settings: Any) -> None:
+    def __init__(self, directory: Path, *, stream_brokers: str = "", **settings: Any) -> None:
         self.directory = directory
         self.settings = self.settings_for("pipeline", **settings)
-        self.log = open_log(self.settings)
+        self.logs = open_logs(self.settings)
+        self.log = self.logs.epoch
+        self._brokers = stream_brokers
+        self._token = f"-{secrets.token_hex(4)}" if stream_brokers else ""
+        self.stream: Log = KafkaLog(stream_brokers) if stream_brokers else self.logs.embedded
         self.controller = Controller(
-            MemoryMetadataStore(), self.log, DirectoryStore(directory / "store"), servers_grace_ms=0
+            MemoryMetadataStore(), self.logs, DirectoryStore(directory / "store"), servers_grace_ms=0
         )
         self._stop = threading.Event()
         self._tails: dict[str, int] = {}
@@ -199,23 +211,34 @@ class World:
             assert query.join(20), "a query did not stop"
         self._stop.set()
         self._beats.join(5)
-        self.log.close()
+        self.logs.close()
+        self.stream.close()
 
     # --- tables and streams ---
 
     def add_table(
         self, pipeline: dict[str, Any] | None = None, *, partitions: int = 4, name: str = "events",
         schema: dict[str, Any] | None = None, config: dict[str, Any] | None = None,
+        stream: dict[str, str] | None = None,
     ) -> TableView:  # fmt: skip
-        if not any(topic.name == name for topic in self.log.topics()):
-            self.log.create_topic(name, partitions)
+        if not any(topic.name == self.topic(name) for topic in self.stream.topics()):
+            self.stream.create_topic(self.topic(name), partitions)
         document = {**(schema or SCHEMA), "schemaName": name}
         self.controller.schemas.add(document, override=True, force=True)
-        self.controller.tables.create({**table_config(pipeline, name=name, topic=name), **(config or {})})
+        self.controller.tables.create({**self.config(pipeline, name=name, stream=stream), **(config or {})})
         return self.view(name)
 
+    def config(
+        self, pipeline: dict[str, Any] | None = None, *, name: str = "events", stream: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        return table_config(pipeline, name=name, topic=self.topic(name), brokers=self._brokers, stream=stream)
+
+    def topic(self, name: str = "events") -> str:
+        """The stream topic of a table."""
+        return f"{name}{self._token}"
+
     def view(self, name: str = "events") -> TableView:
-        return self.controller.view.table(name)
+        return self.controller.view.build(0).tables[name]
 
     def entered(self, name: str, partitions: int) -> None:
         """The fake server consumes this many partitions."""
@@ -229,11 +252,11 @@ class World:
             part = waiting.setdefault(number % partitions, [])
             part.append(Message(event(number)))
             if len(part) == 5_000:
-                self.log.append(topic, number % partitions, part)
+                self.stream.append(self.topic(topic), number % partitions, part)
                 waiting[number % partitions] = []
         for partition, part in waiting.items():
             if part:
-                self.log.append(topic, partition, part)
+                self.stream.append(self.topic(topic), partition, part)
 
     # --- pipelines ---
 
@@ -243,7 +266,7 @@ class World:
     ) -> TableQuery:  # fmt: skip
         """A running pipeline of the table."""
         query = TableQuery(
-            session, self.log, settings or self.settings, member or LocalMember(self.controller), self.view(name)
+            session, self.logs, settings or self.settings, member or LocalMember(self.controller), self.view(name)
         )
         self._queries.append(query)
         query.start()
@@ -261,10 +284,16 @@ class World:
         ]  # fmt: skip
 
     def closed_rows(self, name: str = "events") -> int:
-        """Messages of the stream that are accounted for in closed epochs (ends of the last mark), over partitions."""
+        """Messages of the stream that are accounted for in epochs that are closed in every partition (ends of the last
+        mark), over partitions."""
         record = self.view(name).record
-        first = read_partition(self.log, epoch_topic(name, record.incarnation), record.incarnation, 0)
-        return sum(line.end for line in first.marks[-1].partitions) if first.marks else 0
+        topic = epoch_topic(name, record.incarnation)
+        marks = read_partition(self.log, topic, record.incarnation, 0).marks
+        if marks and marks[-1].partition_count > 1:
+            last = marks[-1].partition_count - 1
+            closed = {mark.epoch for mark in read_partition(self.log, topic, record.incarnation, last).marks}
+            marks = [mark for mark in marks if mark.epoch in closed or mark.partition_count <= last]
+        return sum(line.end for line in marks[-1].partitions) if marks else 0
 
 
 def check(contents: list[PartitionContent], expected: Iterable[int]) -> None:

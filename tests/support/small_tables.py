@@ -15,7 +15,7 @@ from cremant.model.cluster import (
 )
 from cremant.model.offsets import Position, Watermark
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
-from cremant.model.segments import ColumnRange, ReplicaState, SegmentMetadata, SegmentStatus
+from cremant.model.segments import ColumnPartitions, ColumnRange, ReplicaState, SegmentMetadata, SegmentStatus
 from cremant.model.table import FlushConfig, StreamConfig, TableConfig
 
 SERVERS = ("s1", "s2", "s3")
@@ -26,11 +26,12 @@ def position(offset: int) -> Position:
 
 
 def sealed(partition: int, sequence: int, start: int, end: int, *, replicas: tuple[str, ...] = ("s1", "s2"),
-           ranges: dict[str, ColumnRange] | None = None) -> SegmentMetadata:  # fmt: skip
+           ranges: dict[str, ColumnRange] | None = None,
+           partitioning: dict[str, ColumnPartitions] | None = None) -> SegmentMetadata:  # fmt: skip
     return SegmentMetadata(
         name=f"t__{partition}__{sequence}__x", partition=partition, sequence=sequence, status=SegmentStatus.DONE,
         start_offset=start, start=position(start), created_ms=0, replicas=replicas, end_offset=end, end=position(end),
-        rows=end - start, columns=ranges or {},
+        rows=end - start, columns=ranges or {}, partitioning=partitioning or {},
     )  # fmt: skip
 
 
@@ -46,10 +47,13 @@ def opened(partition: int, sequence: int, start: int, *, replicas: tuple[str, ..
     return PartitionView(record=record, consuming=consuming)
 
 
-def report(partition: int, next_offset: int, *, error: str | None = None, state: str = "consuming") -> TailReport:
+def report(
+    partition: int, next_offset: int, *, error: str | None = None, state: str = "consuming",
+    caught_up_at_ms: int | None = None,
+) -> TailReport:  # fmt: skip
     return TailReport(
         table="t", incarnation="1", partition=partition, first_offset=0, rows=0, error=error, state=state,
-        watermark=Watermark(next_offset=next_offset, epoch=1),
+        watermark=Watermark(next_offset=next_offset, epoch=1, caught_up_at_ms=caught_up_at_ms),
     )  # fmt: skip
 
 

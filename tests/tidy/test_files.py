@@ -113,13 +113,19 @@ def test_the_product_logs_and_answers_instead_of_printing() -> None:
 
 #: Sleeps of the product: where, and what bounds them.
 SLEEPS = {
+    "src/cremant/cli/checks.py": "a fifth of a second, once, to see two clocks run",
     "src/cremant/cli/supervisor.py": "ticks of a loop that ends by a deadline or a signal",
     "src/cremant/controller/tables.py": "polls for servers until servers_grace_ms",
     "src/cremant/log/embedded_state.py": "a lock, until LOCK_TIMEOUT_S",
     "src/cremant/log/embedded_wait.py": "the nap of a wait with a timeout, never longer than what is left of it",
+    "src/cremant/log/kafka_admin.py": "asks again until its deadline",
+    "src/cremant/log/kafka_fetch.py": "half a millisecond for whoever wants the lock; a thread that rests when idle",
+    "src/cremant/log/kafka_reader.py": "tries again until its deadline",
+    "src/cremant/log/kafka_wait.py": "the nap of a wait with a timeout, never longer than what is left of it",
     "src/cremant/pipeline/main.py": "a watch thread that lives as long as its process",
     "src/cremant/pipeline/warmup.py": "polls within the deadline of the warm-up",
     "src/cremant/pipeline/java.py": "polls for the JVM's port until its deadline",
+    "src/cremant/pipeline/registry.py": "backoff between questions, until REGISTRY_DEADLINE_MS",
     "src/cremant/pipeline/run.py": "polls for the query's end until its deadline",
 }
 

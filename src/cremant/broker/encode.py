@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cremant.model.decimals import plain_decimal
 from cremant.sql.plan import ResultColumn
 
 _encoder = msgspec.json.Encoder()
@@ -113,7 +114,7 @@ def _timestamps(array: pa.Array) -> list[Any]:
 
 def _plain_decimals(array: pa.Array) -> list[Any]:
     if not pa.types.is_decimal(array.type):
-        return [None if value is None else str(value) for value in array.to_pylist()]
+        return [None if value is None else plain_decimal(value) for value in array.to_pylist()]
     return [None if value is None else _plain(f"{value:f}") for value in array.to_pylist()]
 
 

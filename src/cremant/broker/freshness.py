@@ -7,20 +7,21 @@ nothing, makes the whole unknown: an answer never looks fresh because the living
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterable
-
-import msgspec
+from collections.abc import Iterable, Mapping
 
 from cremant.broker.response import Freshness
+from cremant.broker.tokens import read_token
 from cremant.model.cluster import TableRecord
-from cremant.wire.messages import PartitionAnswer, ServerAnswer
+from cremant.wire.messages import ServerAnswer
 
 #: From least to most that a timestamp proves: own clock at indexing, producer's clock, the log's clock at append.
 _SOURCES = ("index", "create", "logAppend")
 
 
-def freshness_of(answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int) -> Freshness:
+def freshness_of(
+    answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int]
+) -> Freshness:
+    """`floors`: of the query's `notBefore`."""
     tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
     result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(tails))
     if not tails:
@@ -33,20 +34,9 @@ def freshness_of(answers: Iterable[ServerAnswer], record: TableRecord, partition
     known = [mark.freshness_ms for mark in watermarks]
     if len(tails) == partitions_expected and all(value is not None for value in known):
         result.fresh_ms = min(value for value in known if value is not None)
-    result.read_token = read_token(record, result.epoch, tails.values())
+    result.read_token = read_token(record, result.epoch, tails.values(), floors)
     return result
 
 
 def _strength(source: str) -> int:
     return _SOURCES.index(source) if source in _SOURCES else 0
-
-
-def read_token(record: TableRecord, epoch: int, tails: Iterable[PartitionAnswer]) -> str:
-    """Names the rows of the answer: per partition, everything below the offset. Opaque for clients (base64url JSON)."""
-    token = {
-        "t": record.config.name,
-        "i": record.incarnation,
-        "e": epoch,
-        "o": {str(tail.partition): tail.covered.next for tail in sorted(tails, key=lambda tail: tail.partition)},
-    }
-    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")

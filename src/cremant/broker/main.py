@@ -7,7 +7,7 @@ import logging
 
 from prometheus_client import CollectorRegistry
 
-from cremant.broker.metrics import BrokerMetrics
+from cremant.broker.metrics import BrokerMetrics, NetworkMetrics
 from cremant.broker.query import QueryService
 from cremant.broker.rest import routes
 from cremant.exec.engine import Engine
@@ -31,13 +31,14 @@ def run_broker(settings: Settings, *, port: int, insecure: bool) -> None:
     queries = QueryService(lambda: member.view, engine, member.id)
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
+    registry.register(NetworkMetrics(queries))
     queries.on_response = metrics.query_answered
     member.on_view(lambda view: metrics.view_version.set(view.version))
 
     def ready() -> tuple[bool, str]:
-        return member.view is not None, "waiting for the first view from the controller"
+        return member.view is not None, f"waiting for the first view from the controller at {settings.controller_url}"
 
-    app = make_app("broker", routes(queries, lambda: member.view), ready=ready, registry=registry)
+    app = make_app("broker", routes(queries), ready=ready, registry=registry)
     try:
         serve(
             app, settings.host, port, insecure=insecure, data_dir=settings.data_dir, bound=bound,

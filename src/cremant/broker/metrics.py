@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Iterator
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cremant.broker.query import QueryService
 from cremant.broker.response import BrokerResponse
 
 _PREFIX = "pinot_broker_"
@@ -38,9 +43,9 @@ class BrokerMetrics:
     def query_answered(self, response: BrokerResponse) -> None:
         self._queries.labels(str(int(response.error_code))).inc()
         self._total_ms.observe(response.elapsed_ms)
-        if response.rows is not None and response.exceptions:
+        if response.result is not None and response.exceptions:
             self._partial.inc()
-        if response.rows is not None:
+        if response.result is not None:
             self._reduce_ms.observe(response.reduce_ms)
         if not response.tables or not response.freshness.partitions_expected:
             return
@@ -50,3 +55,21 @@ class BrokerMetrics:
             self._unknown.labels(table).inc()
         else:
             self._freshness_ms.labels(table).observe(max(0, response.now_ms - fresh_ms))
+
+
+class NetworkMetrics(Collector):
+    """What the query service counts by itself, read when somebody asks."""
+
+    def __init__(self, queries: QueryService) -> None:
+        self._queries = queries
+
+    def collect(self) -> Iterator[Metric]:
+        loads = self._queries.network.loads
+        yield CounterMetricFamily(f"{_PREFIX}serverRequests", "Requests sent to servers.", loads.asks_total)
+        yield CounterMetricFamily(
+            f"{_PREFIX}hedgedRequests", "Of these, asked of a second replica for speed.", loads.hedges_total
+        )
+        yield GaugeMetricFamily(f"{_PREFIX}queriesRunning", "Queries under way.", len(self._queries.running))
+        yield GaugeMetricFamily(
+            f"{_PREFIX}queriesWaiting", "Of these, waiting for their turn.", self._queries.admission.waiting
+        )

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
-from cremant.cluster.gather import QueryException
-from cremant.sql.plan import ResultColumn
+from cremant.cluster.gather_messages import QueryException
+from cremant.sql.plan import Plan, ResultColumn, Shape
 from cremant.wire.messages import ServerAnswer
 
 
@@ -30,22 +31,31 @@ class Freshness:
     read_token: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Rows of an answer: as JSON text, or as a table for who wants Arrow."""
+
+    row_count: int
+    rows: msgspec.Raw | None = None
+    table: pa.Table | None = None
+
+
 @dataclass(slots=True)
 class BrokerResponse:
-    """What a query ended with. `rows` is JSON text, None without a result."""
+    """What a query ended with. `result` is None if it has none."""
 
     request_id: str
     broker_id: str | None
     client_request_id: str | None = None
     columns: tuple[ResultColumn, ...] = ()
-    rows: msgspec.Raw | None = None
-    row_count: int = 0
+    result: Result | None = None
     exceptions: list[QueryException] = field(default_factory=list)
     answers: list[ServerAnswer] = field(default_factory=list)
     tables: tuple[str, ...] = ()
     servers_queried: int = 0
     servers_responded: int = 0
     pruned_by_broker: int = 0
+    trace: dict[str, str] = field(default_factory=dict)
     freshness: Freshness = field(default_factory=Freshness)
     elapsed_ms: float = 0.0
     reduce_ms: float = 0.0
@@ -56,20 +66,25 @@ class BrokerResponse:
         """Of the first exception; -1 without any."""
         return self.exceptions[0].code if self.exceptions else -1
 
+    def put(self, plan: Plan, result: Result) -> None:
+        self.columns, self.result = plan.result, result
+        if plan.shape is Shape.LITERAL:
+            self.tables = ()
+
     def encode(self) -> bytes:
         return msgspec.json.encode(self.as_fields())
 
     def as_fields(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if self.rows is not None:
+        if self.result is not None and self.result.rows is not None:
             names = [column.name for column in self.columns]
             types = [column.type for column in self.columns]
             fields["resultTable"] = {
                 "dataSchema": {"columnNames": names, "columnDataTypes": types},
-                "rows": self.rows,
+                "rows": self.result.rows,
             }
         fields |= {
-            "numRowsResultSet": self.row_count,
+            "numRowsResultSet": self.result.row_count if self.result is not None else 0,
             "partialResult": bool(self.exceptions),
             "exceptions": [
                 {"message": exception.message, "errorCode": int(exception.code)} for exception in self.exceptions
@@ -115,7 +130,7 @@ class BrokerResponse:
         return {
             "explainPlanNumEmptyFilterSegments": 0,
             "explainPlanNumMatchAllFilterSegments": 0,
-            "traceInfo": {},
+            "traceInfo": self.trace,
             "tablesQueried": list(self.tables),
             "offlineThreadMemAllocatedBytes": 0,
             "realtimeThreadMemAllocatedBytes": 0,

@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
-from cremant.model.cluster import ClusterView, LiveInstance, Role
 from cremant.model.errors import (
     AlreadyExists,
     Conflict,
@@ -21,7 +20,11 @@ from cremant.model.errors import (
 )
 from cremant.wire.codec import decode
 
+if TYPE_CHECKING:
+    from cremant.model.cluster import ClusterView, LiveInstance, Role
+
 _TIMEOUT_S = 15.0
+_RESTART_HINT = "it may be restarting: ask again; `cremant status` shows the roles"
 _START_HINT = "start a cluster with `cremant up`, or name one with --controller or --data-dir"
 
 
@@ -39,6 +42,9 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._http.close()
 
     @property
@@ -46,24 +52,71 @@ class Client:
         return self._controller
 
     def view(self) -> ClusterView:
+        # Here, because it brings Arrow with it, which most commands do not need and all would wait for.
+        from cremant.model.cluster import ClusterView
+
         return decode(self._controller_call("GET", "/internal/v1/view").content, ClusterView)
 
     def status(self) -> dict[str, Any]:
-        document: dict[str, Any] = self._controller_call("GET", "/status").json()
+        document: dict[str, Any] = self._document("GET", "/status")
         return document
 
     def add_schema(self, schema: dict[str, Any]) -> None:
         self._controller_call("POST", "/schemas", json=schema)
 
-    def add_table(self, config: dict[str, Any]) -> None:
-        self._controller_call("POST", "/tables", json=config)
+    def schema_names(self) -> list[str]:
+        names: list[str] = self._document("GET", "/schemas")
+        return names
+
+    def delete_schema(self, name: str) -> None:
+        self._controller_call("DELETE", f"/schemas/{name}")
+
+    def add_table(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The controller's answer: `status`, `unrecognizedProperties`, `warnings` if there are any."""
+        answer: dict[str, Any] = self._document("POST", "/tables", json=config)
+        return answer
+
+    def validate(self, schema: dict[str, Any] | None, table: dict[str, Any] | None) -> None:
+        """Raises what creating them would raise."""
+        if table is None:
+            self._controller_call("POST", "/schemas/validate", json=schema)
+        elif schema is None:
+            self._controller_call("POST", "/tables/validate", json=table)
+        else:
+            both = {"tableName": table.get("tableName"), "schema": schema, "realtime": table}
+            self._controller_call("POST", "/tableConfigs/validate", json=both)
+
+    def story(self, table: str, segment: str) -> dict[str, Any]:
+        document: dict[str, Any] = self._document("GET", f"/segments/{table}/{segment}/story")
+        return document
+
+    def copies(self, table: str, *, unsafe: bool) -> dict[str, Any]:
+        """Of sealed segments; `unsafe`: only of those that miss something."""
+        parameters = {"unsafe": "true"} if unsafe else {}
+        document: dict[str, Any] = self._document("GET", f"/tables/{table}/copies", params=parameters)
+        return document
+
+    def table_document(self, table: str) -> dict[str, Any]:
+        """`tableName`, `schema`, `realtime`: what was posted, secrets hidden."""
+        document: dict[str, Any] = self._document("GET", f"/tableConfigs/{table}")
+        return document
+
+    def delete_table(self, table: str) -> None:
+        self._controller_call("DELETE", f"/tables/{table}")
+
+    def pause(self, table: str, comment: str = "") -> None:
+        parameters = {"comment": comment} if comment else {}
+        self._controller_call("POST", f"/tables/{table}/pauseConsumption", params=parameters)
+
+    def resume(self, table: str) -> None:
+        self._controller_call("POST", f"/tables/{table}/resumeConsumption")
 
     def table_names(self) -> list[str]:
-        names: list[str] = self._controller_call("GET", "/tables").json()["tables"]
+        names: list[str] = self._document("GET", "/tables")["tables"]
         return names
 
     def topics(self) -> list[dict[str, Any]]:
-        topics: list[dict[str, Any]] = self._controller_call("GET", "/topics").json()["topics"]
+        topics: list[dict[str, Any]] = self._document("GET", "/topics")["topics"]
         return topics
 
     def create_topic(self, topic: str, partitions: int) -> None:
@@ -74,21 +127,28 @@ class Client:
 
     def produce(self, topic: str, lines: bytes, *, keyed: bool) -> dict[str, Any]:
         parameters = {"keyed": "true"} if keyed else {}
-        answer: dict[str, Any] = self._controller_call(
-            "POST", f"/topics/{topic}", content=lines, params=parameters
-        ).json()
+        answer: dict[str, Any] = self._document("POST", f"/topics/{topic}", content=lines, params=parameters)
         return answer
 
     def query(self, sql: str, options: str = "") -> dict[str, Any]:
         """The broker's response as it is; its `exceptions` are the caller's to look at."""
         body = {"sql": sql, "queryOptions": options} if options else {"sql": sql}
-        answer: dict[str, Any] = self._call("POST", self.broker() + "/query/sql", "broker", json=body).json()
+        answer: dict[str, Any] = _json(self._call("POST", self.broker() + "/query/sql", "broker", json=body), "broker")
         return answer
+
+    def cancel(self, client_query_id: str) -> None:
+        """Of the query that was sent with the option `clientQueryId`. Raises NotFound."""
+        self._call("DELETE", f"{self.broker()}/clientQuery/{client_query_id}", "broker")
 
     def broker(self) -> str:
         if self._broker is None:
+            from cremant.model.cluster import Role
+
             self._broker = live_instance(self.view(), Role.BROKER).url
         return self._broker
+
+    def _document(self, method: str, path: str, **arguments: Any) -> Any:
+        return _json(self._controller_call(method, path, **arguments), "controller")
 
     def _controller_call(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         return self._call(method, self._controller + path, "controller", **arguments)
@@ -99,7 +159,8 @@ class Client:
         try:
             answer = self._http.request(method, url, **arguments)
         except httpx.ConnectError as error:
-            raise Unavailable(f"no {who} answers at {where}", hint=_START_HINT) from error
+            hint = _RESTART_HINT if who == "broker" else _START_HINT
+            raise Unavailable(f"no {who} answers at {where}", hint=hint) from error
         except httpx.TimeoutException as error:
             raise DeadlineExceeded(f"the {who} at {where} did not answer in time ({method} {url})") from error
         except httpx.HTTPError as error:
@@ -107,6 +168,15 @@ class Client:
         if answer.status_code >= 400:
             raise _refusal(answer, who, method)
         return answer
+
+
+def _json(answer: httpx.Response, who: str) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise Unavailable(
+            f"what answers at {answer.url} is no {who}: its answer is not JSON", hint=_START_HINT
+        ) from error
 
 
 def live_instance(view: ClusterView, role: Role) -> LiveInstance:
@@ -124,6 +194,12 @@ def _refusal(answer: httpx.Response, who: str, method: str) -> CremantError:
     except (ValueError, KeyError, TypeError):
         message = answer.text.strip()[:300] or f"HTTP {answer.status_code}"
     match answer.status_code:
+        case 404 if message.startswith("HTTP 404"):  # not a thing that is missing, but the endpoint
+            url = answer.request.url
+            return Unavailable(
+                f"what answers at {url.copy_with(path='/', query=None)} is no {who}: it has no {url.path}",
+                hint=_START_HINT,
+            )
         case 404:
             return NotFound(message)
         case 409:

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from cremant.model.errors import CremantError
+from cremant.model.errors import CremantError, UserError
 
 #: Tables in a file or a pipe are not folded to the width of a terminal that is not there.
 _WIDTH_OF_PIPES = 400
@@ -42,6 +42,11 @@ def fail(error: CremantError) -> None:
     say(f"[bold red]error:[/] [red]{escape(error.message)}[/]")
     if error.hint:
         say(f"  [dim]hint:[/] {escape(error.hint)}")
+
+
+def exit_status(error: CremantError) -> int:
+    """2 if the request was wrong, 1 if the world was."""
+    return 2 if isinstance(error, UserError) else 1
 
 
 def write_json(value: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from cremant.cli.child import die_with_parent
 from cremant.cli.shop import Event, Shop
 from cremant.log.api import Log, Message
-from cremant.log.open import open_log
+from cremant.log.open import open_logs
 from cremant.log.partitioner import partition_of
 from cremant.model.errors import NoResource
 from cremant.model.settings import Settings
@@ -39,11 +39,12 @@ def run_generator(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, on_signal)
-    log = open_log(settings)
+    logs = open_logs(settings)
     try:
+        log = logs.embedded
         Feed(log, topic, rate_per_s=rate_per_s, seed=seed, history_ms=history_ms, malformed=malformed).run(stop)
     finally:
-        log.close()
+        logs.close()
 
 
 class Feed:

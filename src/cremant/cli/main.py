@@ -12,11 +12,26 @@ from typing import Annotated
 import typer
 
 from cremant import __version__
-from cremant.cli.console import fail
-from cremant.cli.find import find_cluster
-from cremant.cli.options import AsJson, ConfigFile, ControllerUrl, DataDir, Format, Insecure, load_settings
+from cremant.cli.console import exit_status, fail
+from cremant.cli.find import find_cluster, usual_cluster
+from cremant.cli.options import (
+    AsJson,
+    ConfigFile,
+    ControllerUrl,
+    DataDir,
+    EpochKafka,
+    Format,
+    Insecure,
+    SetValues,
+    kafka_flags,
+    load_settings,
+    set_values,
+)  # fmt: skip
+from cremant.cli.segment_commands import segments
 from cremant.cli.start import RoleName
-from cremant.model.errors import CremantError, InvalidConfig, UserError
+from cremant.cli.table_commands import tables
+from cremant.cli.topic_commands import KafkaProperties, produce, topics
+from cremant.model.errors import CremantError
 
 app = typer.Typer(
     name="cremant",
@@ -42,9 +57,11 @@ LogDir = Annotated[
     Path | None,
     typer.Option("--log-dir", help="Directory of the embedded log [default: DATA_DIR/log]", show_default=False),
 ]
-StoreDir = Annotated[
-    Path | None,
-    typer.Option("--store-dir", help="Deep store directory [default: DATA_DIR/store]", show_default=False),
+StoreUri = Annotated[
+    str | None,
+    typer.Option(
+        "--store-uri", help="Deep store: a path or s3://bucket/prefix [default: DATA_DIR/store]", show_default=False
+    ),
 ]
 
 
@@ -75,7 +92,10 @@ def up(
     server_port: ServerPort = 8098,
     pipeline_port: PipelinePort = 8100,
     log_dir: LogDir = None,
-    store_dir: StoreDir = None,
+    store_uri: StoreUri = None,
+    kafka: EpochKafka = None,
+    kafka_properties: KafkaProperties = None,
+    values: SetValues = None,
     insecure: Insecure = False,
     json_ready: Annotated[
         bool, typer.Option("--json-ready", help="Write one line of JSON to stdout when everything is up")
@@ -86,7 +106,8 @@ def up(
     from cremant.cli.plan import Ports
     from cremant.cli.up import up as run_up
 
-    flags = {"data_dir": data_dir, "host": host, "log_dir": log_dir, "store_dir": store_dir}
+    flags: dict[str, object] = {"data_dir": data_dir, "host": host, "log_dir": log_dir, "store_uri": store_uri}
+    flags |= kafka_flags(kafka, kafka_properties) | set_values(values)
     ports = Ports(controller_port, broker_port, server_port, pipeline_port)
     run_up(load_settings(config, flags), servers=servers, ports=ports, insecure=insecure, json_ready=json_ready)
 
@@ -101,11 +122,11 @@ def start(
     host: Host = None,
     controller: ControllerUrl = None,
     log_dir: LogDir = None,
-    store_dir: StoreDir = None,
+    store_uri: StoreUri = None,
     insecure: Insecure = False,
-    values: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated")
-    ] = None,
+    kafka: EpochKafka = None,
+    kafka_properties: KafkaProperties = None,
+    values: SetValues = None,
     config: ConfigFile = None,
 ) -> None:
     """Run one role in this process: controller, broker, server or pipeline."""
@@ -115,14 +136,10 @@ def start(
         "data_dir": data_dir,
         "host": host,
         "log_dir": log_dir,
-        "store_dir": store_dir,
+        "store_uri": store_uri,
         "controller_url": controller or os.environ.get("CREMANT_CONTROLLER"),
     }
-    for text in values or []:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise InvalidConfig(f"--set {text}: expected NAME=VALUE")
-        flags[name] = value
+    flags |= kafka_flags(kafka, kafka_properties) | set_values(values)
     default_ports = {"controller": 9000, "broker": 8099, "server": 8098, "pipeline": 8100}
     chosen = default_ports[role] if port is None else port
     run_start(role, load_settings(config, flags), port=chosen, insecure=insecure)
@@ -132,7 +149,9 @@ def start(
 def quickstart(
     data_dir: DataDir = None,
     servers: Servers = 2,
-    rate: Annotated[float, typer.Option("--rate", help="Events per second of the live feed, on average")] = 300.0,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.1, help="Events per second of the live feed, on average")
+    ] = 300.0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the live feed")] = 1,
     malformed: Annotated[
         bool, typer.Option("--malformed", help="Let the feed send a malformed record now and then")
@@ -184,72 +203,38 @@ def feed(
     )
 
 
-topics = typer.Typer(help="Create, list and delete topics of the embedded log.", no_args_is_help=True)
+app.add_typer(tables, name="table")
 app.add_typer(topics, name="topic")
-
-
-@topics.command("create")
-def topic_create(
-    topic: str,
-    partitions: Annotated[int, typer.Option("--partitions", "-p", help="How many partitions")] = 1,
-    data_dir: DataDir = None,
-    controller: ControllerUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Create a topic."""
-    from cremant.cli.topic import create_topic
-
-    create_topic(find_cluster(controller, data_dir), topic, partitions, as_json=as_json)
-
-
-@topics.command("list")
-def topic_list(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: AsJson = False) -> None:
-    """List the topics, with the messages they keep."""
-    from cremant.cli.topic import list_topics
-
-    list_topics(find_cluster(controller, data_dir), as_json=as_json)
-
-
-@topics.command("delete")
-def topic_delete(
-    topic: str, data_dir: DataDir = None, controller: ControllerUrl = None, as_json: AsJson = False
-) -> None:
-    """Delete a topic and its messages."""
-    from cremant.cli.topic import delete_topic
-
-    delete_topic(find_cluster(controller, data_dir), topic, as_json=as_json)
-
-
-@app.command()
-def produce(
-    topic: str,
-    source: Annotated[str, typer.Argument(metavar="FILE|-", help="A file of JSON lines, or - for stdin")],
-    keyed: Annotated[
-        bool, typer.Option("--keyed", help='Lines are {"key": ..., "value": ...}; a key decides the partition')
-    ] = False,
-    data_dir: DataDir = None,
-    controller: ControllerUrl = None,
-    as_json: AsJson = False,
-) -> None:
-    """Append JSON lines to a topic; prints the offsets per partition."""
-    from cremant.cli.topic import produce as run_produce
-
-    run_produce(find_cluster(controller, data_dir), topic, source, keyed=keyed, as_json=as_json)
+app.add_typer(segments, name="segment")
+app.command("produce")(produce)
 
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(help="One SQL query")],
+    query: Annotated[
+        str | None, typer.Argument(help="One SQL query; without it a prompt, or statements from a pipe")
+    ] = None,
     form: Annotated[Format, typer.Option("--format", "-f", help="How to print the answer")] = Format.TABLE,
     options: Annotated[str, typer.Option("--options", help="Query options, as in 'timeoutMs=2000;trace=true'")] = "",
     data_dir: DataDir = None,
     controller: ControllerUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ask one query; --json is short for --format json."""
-    from cremant.cli.sql import sql as run_sql
+    """Ask a query, or converse; --json is short for --format json."""
+    form = Format.JSON if as_json else form
+    target = find_cluster(controller, data_dir)
+    if query is not None:
+        from cremant.cli.sql import sql as run_sql
 
-    run_sql(find_cluster(controller, data_dir), query, form=Format.JSON if as_json else form, options=options)
+        run_sql(target, query, form=form, options=options)
+    elif sys.stdin.isatty():
+        from cremant.cli.repl import converse
+
+        converse(target, form, options)
+    else:
+        from cremant.cli.repl import run_script
+
+        run_script(target, form, options)
 
 
 @app.command()
@@ -261,20 +246,43 @@ def status(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: 
 
 
 @app.command()
+def doctor(
+    kafka: EpochKafka = None,
+    kafka_properties: KafkaProperties = None,
+    values: SetValues = None,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    config: ConfigFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at machine, directories, Kafka and cluster; say what is wrong and how to mend it."""
+    from cremant.cli.doctor import doctor as run_doctor
+
+    flags = {"data_dir": data_dir, **kafka_flags(kafka, kafka_properties), **set_values(values)}
+    settings = load_settings(config, flags)
+    try:
+        target, trouble = find_cluster(controller, data_dir), None
+    except CremantError as error:
+        target, trouble = usual_cluster(), error
+    raise typer.Exit(run_doctor(target, settings, trouble, as_json=as_json))
+
+
+@app.command()
 def sim(
     seed: Annotated[int, typer.Option("--seed", help="First seed")] = 0,
     seeds: Annotated[int, typer.Option("--seeds", help="How many seeds to run, upwards from the first")] = 1,
+    world: Annotated[str, typer.Option("--world", help="epochs or completion; empty: both")] = "",
+    scenario: Annotated[str, typer.Option("--scenario", help="A failure case of completion by name")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run the simulated world: a seed is a whole history of crashes, orphans and faults."""
+    """Run the simulated worlds: a seed is a whole history of crashes, orphans and faults."""
     from cremant.cli.simulate import simulate
 
-    raise typer.Exit(simulate(seed, seeds, as_json=as_json))
+    raise typer.Exit(simulate(seed, seeds, world, scenario, as_json=as_json))
 
 
 def run() -> None:
-    """Entry point. Errors meant for people are one line and a hint; the exit status is 2 if the request was wrong, 1 if
-    the world was."""
+    """Entry point. Errors meant for people are one line and a hint."""
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("CREMANT_DEBUG"))
     try:
         app()
@@ -282,4 +290,4 @@ def run() -> None:
         if debug:
             raise
         fail(error)
-        sys.exit(2 if isinstance(error, UserError) else 1)
+        sys.exit(exit_status(error))

@@ -30,6 +30,14 @@ ControllerUrl = Annotated[
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Allow to listen on other addresses than loopback, without authentication")
 ]
+SetValues = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any other setting; may be repeated")
+]
+EpochKafka = Annotated[
+    str | None,
+    typer.Option("--kafka", metavar="HOST:PORT,…", help="Keep epoch logs in this Kafka, instead of the embedded log",
+                 show_default=False),
+]  # fmt: skip
 AsJson = Annotated[bool, typer.Option("--json", help="Answer as JSON, for programs")]
 
 _PREFIX = "CREMANT_"
@@ -65,17 +73,44 @@ def load_settings(
     return Settings(*layers)
 
 
+def set_values(values: list[str] | None) -> dict[str, object]:
+    """What `--set NAME=VALUE` says. Raises InvalidConfig."""
+    found: dict[str, object] = {}
+    for text in values or []:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InvalidConfig(f"--set {text}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def kafka_flags(brokers: str | None, properties: Path | None) -> dict[str, object]:
+    """`--kafka` and `--properties` as settings. Raises InvalidConfig, NotFound."""
+    from cremant.cli.streams import kafka_of
+
+    kafka = kafka_of(brokers, properties)
+    return dict(kafka.settings()) if kafka is not None else {}
+
+
 def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _flat(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InvalidConfig(f"cannot read the settings file {path}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"settings file {path} is not TOML: {error}") from error
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`a.b = 1` in TOML is a table within a table; as a setting it is one name."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        found.update(_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value})
+    return found
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

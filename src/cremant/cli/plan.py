@@ -13,6 +13,7 @@ from cremant.cli.supervisor import RoleSpec
 from cremant.model.errors import InvalidConfig
 from cremant.model.settings import SETTINGS, Settings
 from cremant.shell.app import check_host
+from cremant.store.open import store_uri
 
 SERVERS_MAX = 16
 _PIPELINE_RANK, _SERVING_RANK, _CONTROLLER_RANK = 1, 2, 3
@@ -45,9 +46,11 @@ def plan_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bo
     if not 1 <= servers <= SERVERS_MAX:
         raise InvalidConfig(f"--servers {servers}: expected 1 to {SERVERS_MAX}")
     check_host(settings.host, insecure=insecure)
+    preflight.check_epoch_log(settings)
+    preflight.check_tls(settings, servers)
     data_dir = Path(settings.data_dir).absolute()
     log_dir = Path(settings.log_dir or data_dir / "log").absolute()
-    store_dir = Path(settings.store_dir or data_dir / "store").absolute()
+    store = store_uri(settings)
     host = settings.host
     chosen = _Chosen(host)
     controller_port = chosen.take(ports.controller, "--controller-port")
@@ -57,7 +60,7 @@ def plan_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bo
     controller_url = f"http://{host}:{controller_port}"
 
     # Beside the places, every setting that somebody chose goes on to the roles, whatever layer it came from.
-    places = {"data_dir", "log_dir", "store_dir", "host", "controller_url"}
+    places = {"data_dir", "log_dir", "store_uri", "host", "controller_url"}
     chosen_settings = [
         f"--set={setting.name}={getattr(settings, setting.name)}"
         for setting in SETTINGS
@@ -69,7 +72,7 @@ def plan_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bo
             "start", role,
             "--data-dir", str(data_dir / name),
             "--log-dir", str(log_dir),
-            "--store-dir", str(store_dir),
+            "--store-uri", store,
             "--host", host,
             "--port", str(port),
             *chosen_settings,
@@ -91,6 +94,8 @@ def plan_cluster(settings: Settings, *, servers: int, ports: Ports, insecure: bo
         broker=f"http://{host}:{broker_port}",
         log_dir=str(log_dir),
         supervisor_pid=os.getpid(),
+        kafka=settings.kafka_brokers if settings.epoch_log == "kafka" else "",
+        kafka_properties=settings.kafka_properties,
     )
     return ClusterPlan(roles, cluster)
 

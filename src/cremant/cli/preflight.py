@@ -16,10 +16,15 @@ import socket
 import subprocess
 from pathlib import Path
 
+from cremant.cli.console import warn
 from cremant.model.errors import Conflict, InvalidConfig, NoResource
+from cremant.model.settings import Settings
+from cremant.shell.tls import client_context, listener_context
 
 JAVA_MINIMUM = 17
+PORT_MAX = 65_535
 _JAVA_CHECK_S = 20.0
+_REACH_S = 2.0
 _IPV4_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: Where ports for `0` are taken from, if the kernel's range of outgoing ports leaves it free.
 _FREE_PORTS = range(20_000, 32_000)
@@ -52,8 +57,47 @@ def check_pyspark() -> None:
         raise NoResource("PySpark is not installed; the pipeline needs it", hint="pip install 'cremant[pipeline]'")
 
 
+def check_epoch_log(settings: Settings) -> None:
+    """Raises InvalidConfig if nobody could keep epoch logs there. A Kafka that is away is only told: it may be
+    starting, too, and everything waits for it."""
+    if settings.epoch_log not in ("embedded", "kafka"):
+        raise InvalidConfig(
+            f"setting epoch_log from {settings.source('epoch_log')}: expected embedded or kafka, "
+            f"found {settings.epoch_log!r}"
+        )
+    if settings.epoch_log == "embedded":
+        return
+    if not settings.kafka_brokers:
+        raise InvalidConfig("epoch_log is kafka, and kafka_brokers is empty", hint="say where: --kafka HOST:PORT,…")
+    away = [broker for broker in settings.kafka_brokers.split(",") if not _answers(broker.strip())]
+    if len(away) == len(settings.kafka_brokers.split(",")):
+        warn(f"no Kafka answers at {settings.kafka_brokers} yet; nothing is ingested until one does")
+
+
+def check_tls(settings: Settings, servers: int) -> None:
+    """Raises InvalidConfig for what servers of this machine could not start with."""
+    listener_context(settings)
+    client_context(settings)
+    if settings.tls_port and servers > 1:
+        raise InvalidConfig(
+            f"setting tls_port: {servers} servers of one machine cannot share port {settings.tls_port}",
+            hint="leave it at 0: each takes a free one, and the others learn it",
+        )
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except (OSError, OverflowError, ValueError):
+        return False
+    return True
+
+
 def check_port(host: str, port: int, option: str) -> None:
     """Raises NoResource if nobody could listen there now."""
+    if not 0 <= port <= PORT_MAX:
+        raise InvalidConfig(f"{option} {port}: expected 0 to {PORT_MAX}")
     with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

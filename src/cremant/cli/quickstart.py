@@ -134,13 +134,14 @@ def _first_answer(cluster: RunningCluster, client: Client) -> dict[str, Any]:
 def _where_to_go_on(cluster: RunningCluster, settings: Settings) -> None:
     default = Path(settings.data_dir) == Path("cremant-data") or settings.source("data_dir") == "default"
     option = "" if default else f" --data-dir {settings.data_dir}"
-    say("\n[bold]It is live. In another terminal:[/]")
+    say("\n[bold]It is live. In another terminal[/] (`cremant sql` alone is a prompt):")
     for line in (
         f'cremant sql{option} "SELECT event, COUNT(*) FROM shop GROUP BY event"',
         f"cremant sql{option} \"SELECT product, SUM(amount) AS revenue FROM shop WHERE event = 'purchase' "
         'GROUP BY product ORDER BY SUM(amount) DESC LIMIT 5"',
         f"cremant sql{option} \"SELECT DATETRUNC('minute', ts) AS minute, COUNT(*) AS events FROM shop "
         "GROUP BY DATETRUNC('minute', ts) ORDER BY minute DESC LIMIT 5\"",
+        f"cremant sql{option}",
         f"cremant status{option}",
         f"curl -s {cluster.broker}/query/sql -H 'Content-Type: application/json' "
         '-d \'{"sql": "SELECT COUNT(*) FROM shop"}\'',

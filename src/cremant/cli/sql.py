@@ -6,9 +6,9 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from textwrap import indent
 from typing import Any, assert_never
 
-import pyarrow as pa
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,17 +16,10 @@ from cremant.cli.client import Client
 from cremant.cli.console import out, say, warn, write_json
 from cremant.cli.find import Target
 from cremant.cli.options import Format
+from cremant.cli.statements import caret
 from cremant.model.errors import QueryError, UserError
 from cremant.model.query_codes import QueryCode
 
-#: Pinot's column types as Arrow types; the text forms of the rest are kept as they come.
-_ARROW: dict[str, pa.DataType] = {
-    "INT": pa.int32(),
-    "LONG": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "BOOLEAN": pa.bool_(),
-}
 #: What to do about errors whose text says little (Pinot's texts are kept: clients compare them).
 _HINTS = {
     int(QueryCode.TABLE_DOES_NOT_EXIST): "`cremant status` lists the tables",
@@ -45,32 +38,45 @@ def sql(target: Target, text: str, *, form: Format, options: str = "") -> None:
         )
     with Client(target.controller, target.broker, timeout_s=120.0) as client:
         response = client.query(text, options)
-    if form is Format.JSON:
-        write_json(response)
-    problems = response.get("exceptions") or []
-    table = response.get("resultTable")
-    if table is None:
-        if problems:
-            first = problems[0]
-            code, message = int(first["errorCode"]), str(first["message"]).strip()
-            raise QueryError(code, f"{message} (code {code})", hint=_HINTS.get(code, ""))
-        raise QueryError(1000, "the broker's answer has neither rows nor errors")
-    match form:
-        case Format.TABLE:
-            print_table(response)
-        case Format.CSV:
-            _write_csv(table)
-        case Format.ARROW:
-            _write_arrow(table)
-        case Format.JSON:
-            pass
-        case _:
-            assert_never(form)
-    for problem in problems:
+    if form is Format.JSON or response.get("resultTable") is not None:
+        print_answer(response, form)
+    if response.get("resultTable") is None:
+        raise error_of(response, text)
+    for problem in response.get("exceptions") or []:
         warn(f"partial answer: {problem['errorCode']} {str(problem['message']).strip()}")
 
 
-def print_table(response: dict[str, Any]) -> None:
+def error_of(response: dict[str, Any], sql: str) -> QueryError:
+    """The error of an answer without rows: what is wrong, its code, and below it the place in the query."""
+    problems = response.get("exceptions") or []
+    if not problems:
+        return QueryError(1000, "the broker's answer has neither rows nor errors")
+    code, message = int(problems[0]["errorCode"]), str(problems[0]["message"]).strip()
+    # The broker repeats the query, for whom it is news.
+    message = message.replace("Caught exception while parsing query: ", "").replace(f"{sql.strip()}: ", "")
+    first, _, place = message.partition("\n")
+    place = place or indent(caret(sql, first), "  ")
+    return QueryError(code, f"{first} (code {code})" + (f"\n{place}" if place else ""), hint=_HINTS.get(code, ""))
+
+
+def print_answer(response: dict[str, Any], form: Format, *, footer: bool = True) -> None:
+    """An answer that has rows; as JSON, any."""
+    match form:
+        case Format.TABLE:
+            print_table(response, footer=footer)
+        case Format.CSV:
+            _write_csv(response["resultTable"])
+        case Format.ARROW:
+            from cremant.cli.arrow import write_arrow  # 0.1 s that only this form needs
+
+            write_arrow(response["resultTable"])
+        case Format.JSON:
+            write_json(response)
+        case _:
+            assert_never(form)
+
+
+def print_table(response: dict[str, Any], *, footer: bool = True) -> None:
     """Rows, then one line on what it took."""
     table = response["resultTable"]
     names, types = table["dataSchema"]["columnNames"], table["dataSchema"]["columnDataTypes"]
@@ -78,8 +84,10 @@ def print_table(response: dict[str, Any]) -> None:
     for name, kind in zip(names, types, strict=True):
         drawn.add_column(escape(name), justify="right" if kind in _NUMBERS else "left", overflow="fold")
     for row in table["rows"]:
-        drawn.add_row(*(escape(_text(value)) for value in row))
+        drawn.add_row(*(escape(text_of(value)) for value in row))
     out.print(drawn)
+    if not footer:
+        return
     rows = len(table["rows"])
     lag = response.get("freshnessLagMs")
     fresh = f", fresh to {lag} ms" if lag is not None else ""
@@ -89,7 +97,7 @@ def print_table(response: dict[str, Any]) -> None:
     )
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -100,30 +108,9 @@ def _text(value: Any) -> str:
 
 
 def _write_csv(table: dict[str, Any]) -> None:
-    writer = csv.writer(sys.stdout)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(table["dataSchema"]["columnNames"])
     for row in table["rows"]:
         writer.writerow(
-            ["" if value is None else str(value) if isinstance(value, float) else _text(value) for value in row]
+            ["" if value is None else str(value) if isinstance(value, float) else text_of(value) for value in row]
         )
-
-
-def to_arrow(table: dict[str, Any]) -> pa.Table:
-    """A result table as Arrow: numbers and booleans typed, everything else as the text that Pinot writes."""
-    schema = table["dataSchema"]
-    columns = []
-    for at, kind in enumerate(schema["columnDataTypes"]):
-        values = [row[at] for row in table["rows"]]
-        element = _ARROW.get(kind.removesuffix("_ARRAY"), pa.string())
-        wanted = pa.list_(element) if kind.endswith("_ARRAY") else element
-        if kind in ("FLOAT", "DOUBLE"):
-            values = [float(value) if isinstance(value, str) else value for value in values]
-        columns.append(pa.array(values, wanted))
-    return pa.table(columns, names=schema["columnNames"])
-
-
-def _write_arrow(table: dict[str, Any]) -> None:
-    result = to_arrow(table)
-    with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as writer:
-        writer.write_table(result)
-    sys.stdout.buffer.flush()

@@ -1,10 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cremant start ROLE`: one role in this process."""
+"""`cremant start ROLE`: one role in this process.
+
+Brokers and servers leave without the interpreter's teardown, once everything is closed and written: queries that were
+cancelled or abandoned may still be inside our functions on DataFusion's threads, and a thread of Rust that asks for an
+interpreter that is being taken down aborts the process.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 from enum import StrEnum
-from typing import assert_never
+from typing import Never, assert_never
 
 from cremant.cli.child import die_with_parent
 from cremant.model.settings import Settings
@@ -29,13 +37,23 @@ def start(role: RoleName, settings: Settings, *, port: int, insecure: bool) -> N
             from cremant.broker.main import run_broker
 
             run_broker(settings, port=port, insecure=insecure)
+            _leave()
         case RoleName.SERVER:
             from cremant.server.main import run_server
 
             run_server(settings, port=port, insecure=insecure)
+            _leave()
         case RoleName.PIPELINE:
             from cremant.pipeline.main import run_pipeline
 
             run_pipeline(settings, port=port, insecure=insecure)
         case _:
             assert_never(role)
+
+
+def _leave() -> Never:
+    """Ends the process with status 0; what was logged and printed is out."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -21,6 +21,7 @@ from signal import SIGINT, SIGTERM, getsignal, signal
 from typing import Any, NamedTuple
 
 import httpx
+from msgspec import structs
 
 from cremant.cli.child import Child, Ended, last_log_lines, log_path
 from cremant.cli.console import say
@@ -210,12 +211,5 @@ class Supervisor:
             role.spec.name: RunningRole(url=role.spec.url, pid=role.child.pid if role.child else 0)
             for role in self._roles
         }
-        old = self._cluster
-        self._cluster = ClusterFile(
-            controller=old.controller,
-            broker=old.broker,
-            log_dir=old.log_dir,
-            supervisor_pid=old.supervisor_pid,
-            roles=roles,
-        )
+        self._cluster = structs.replace(self._cluster, roles=roles)
         write_cluster_file(self._data_dir, self._cluster)

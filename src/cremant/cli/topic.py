@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`cremant topic`, over HTTP; and `cremant produce`: straight into the embedded log where its directory is on this
-machine (also while no controller runs), else over HTTP."""
+"""`cremant topic`: over HTTP for the embedded log, straight to a Kafka that is named. `cremant produce`: straight into
+the embedded log where its directory is on this machine (also while no controller runs), else over HTTP; or into Kafka;
+or into the stream of a table, wherever that is."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from rich.markup import escape
 from rich.table import Table
 
 from cremant.cli.client import Client
 from cremant.cli.console import out, say, write_json
 from cremant.cli.find import Target
+from cremant.cli.streams import Kafka, kafka_log, local_log, table_stream
 from cremant.log.api import Log
-from cremant.log.embedded import EmbeddedLog
 from cremant.log.produce import BATCH_LINES, produce_lines
 from cremant.model.errors import InvalidConfig, NotFound, UserError
 from cremant.model.limits import MIB, PARTITIONS_MAX
@@ -27,52 +28,66 @@ from cremant.model.offsets import OffsetRange
 _BODY_BYTES = 8 * MIB
 
 
-@contextmanager
-def _local_log(target: Target) -> Iterator[Log | None]:
-    if target.log_dir is None:
-        yield None
-        return
-    log = EmbeddedLog(target.log_dir)
-    try:
-        yield log
-    finally:
-        log.close()
-
-
-def create_topic(target: Target, topic: str, partitions: int, *, as_json: bool) -> None:
+def create_topic(target: Target, topic: str, partitions: int, *, kafka: Kafka | None, as_json: bool) -> None:
     check_topic_name(topic)
     if not 1 <= partitions <= PARTITIONS_MAX:
         raise InvalidConfig(f"--partitions {partitions}: expected 1 to {PARTITIONS_MAX}")
-    with Client(target.controller) as client:
-        client.create_topic(topic, partitions)
+    if kafka is not None:
+        with kafka_log(kafka) as log:
+            log.create_topic(topic, partitions)
+    else:
+        with Client(target.controller) as client:
+            client.create_topic(topic, partitions)
     if as_json:
         write_json({"topic": topic, "partitions": partitions})
     else:
-        say(f"topic [bold]{topic}[/] created, {partitions} partition{'s' if partitions > 1 else ''}")
+        say(f"topic [bold]{escape(topic)}[/] created, {partitions} partition{'s' if partitions > 1 else ''}")
 
 
-def delete_topic(target: Target, topic: str, *, as_json: bool) -> None:
-    with Client(target.controller) as client:
-        client.delete_topic(topic)
+def delete_topic(target: Target, topic: str, *, kafka: Kafka | None, as_json: bool) -> None:
+    if kafka is not None:
+        with kafka_log(kafka) as log:
+            log.delete_topic(topic)
+    else:
+        with Client(target.controller) as client:
+            client.delete_topic(topic)
     if as_json:
         write_json({"topic": topic, "deleted": True})
     else:
-        say(f"topic [bold]{topic}[/] deleted")
+        say(f"topic [bold]{escape(topic)}[/] deleted")
 
 
-def list_topics(target: Target, *, as_json: bool) -> None:
-    with Client(target.controller) as client:
-        topics = client.topics()
+def list_topics(target: Target, *, kafka: Kafka | None, as_json: bool) -> None:
+    if kafka is not None:
+        with kafka_log(kafka) as log:
+            topics = list(_topics_of(log))
+    else:
+        with Client(target.controller) as client:
+            topics = client.topics()
     if as_json:
         write_json({"topics": topics})
         return
     table = Table("topic", "partitions", "messages", box=None, header_style="bold", pad_edge=False)
     for topic in topics:
-        table.add_row(topic["name"], str(topic["partitions"]), f"{topic['messages']:,}")
+        table.add_row(escape(topic["name"]), str(topic["partitions"]), f"{topic['messages']:,}")
     out.print(table if topics else "no topics")
 
 
-def produce(target: Target, topic: str, source: str, *, keyed: bool, as_json: bool) -> None:
+def _topics_of(log: Log) -> Iterator[dict[str, Any]]:
+    """As the controller lists its own: Kafka's and our own internal topics are not streams."""
+    for topic in sorted(log.topics()):
+        if topic.name.startswith(("__", "dead-letters.")) or is_epoch_topic(topic.name):
+            continue
+        spans = [
+            log.latest(topic.name, partition) - log.earliest(topic.name, partition)
+            for partition in range(topic.partitions)
+        ]
+        yield {"name": topic.name, "partitions": topic.partitions, "messages": sum(spans)}
+
+
+def produce(
+    target: Target, topic: str, source: str, *, keyed: bool, kafka: Kafka | None, to_table: bool, as_json: bool
+) -> None:
     """`source` is a file or `-`. Prints what was appended: offsets per partition."""
     if is_epoch_topic(topic):
         raise UserError(f"topic {topic} is the epoch log of a table: only its pipeline writes to it")
@@ -80,13 +95,17 @@ def produce(target: Target, topic: str, source: str, *, keyed: bool, as_json: bo
         stream: BinaryIO = sys.stdin.buffer if source == "-" else Path(source).open("rb")  # noqa: SIM115 - closed below
     except OSError as error:
         raise NotFound(f"cannot read {source}: {error.strerror}") from error
-    with stream, _local_log(target) as log:
-        if log is not None:
-            produced = produce_lines(log, topic, stream, keyed=keyed)
-            ranges, messages = produced.ranges, produced.messages
+    with stream:
+        if to_table:
+            with table_stream(target, topic) as found:
+                topic = found.topic
+                ranges, messages = _produce(target, found.log, topic, stream, keyed=keyed)
+        elif kafka is not None:
+            with kafka_log(kafka) as log:
+                ranges, messages = _produce(target, log, topic, stream, keyed=keyed)
         else:
-            with Client(target.controller, timeout_s=120.0) as client:
-                ranges, messages = _produce_over_http(client, topic, stream, keyed=keyed)
+            with local_log(target) as embedded:
+                ranges, messages = _produce(target, embedded, topic, stream, keyed=keyed)
     if as_json:
         write_json({"topic": topic, "messages": messages, "offsets": offsets_json(ranges)})
         return
@@ -94,6 +113,16 @@ def produce(target: Target, topic: str, source: str, *, keyed: bool, as_json: bo
         spans = ", ".join(f"{first}..{following - 1}" for first, following in _joined(ranges[partition]))
         out.print(f"{topic} partition {partition}: offsets {spans}")
     say(f"{messages:,} message{'s' if messages != 1 else ''} appended")
+
+
+def _produce(
+    target: Target, log: Log | None, topic: str, stream: BinaryIO, *, keyed: bool
+) -> tuple[dict[int, list[OffsetRange]], int]:
+    if log is not None:
+        produced = produce_lines(log, topic, stream, keyed=keyed)
+        return produced.ranges, produced.messages
+    with Client(target.controller, timeout_s=120.0) as client:
+        return _produce_over_http(client, topic, stream, keyed=keyed)
 
 
 def offsets_json(ranges: dict[int, list[OffsetRange]]) -> dict[str, list[list[int]]]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gather: asks servers for all parts of a query, asks others where that fails, and ends with a truthful answer. Pure.
+"""Gather: asks servers for all parts of a query, asks others where that fails or takes long, and ends with a truthful
+answer. Pure.
 
 Rules:
 
@@ -7,31 +8,59 @@ Rules:
   comes after its request was given up is dropped. So no row is counted twice, and a complete answer misses none.
 - A part that failed is asked of another replica. If there is none, the newest view is looked at, once per query, and
   servers that were merely behind may be asked again after RETRY_PAUSE_MS.
-- A server that does not answer within PATIENCE of the time left is given up if another replica could answer.
+- A request that takes long gets *rivals*: the same parts, asked of other replicas. An answer cannot be cut to size, so
+  the race is won by the request itself, or by its rivals once they have all of its parts between them; what rivals
+  answered until then is held back. The loser is cancelled. Early rivals come out of a budget; without it the server is
+  asked whether it is alive. Once it is suspected not to be, and after PATIENCE of the time left, they come in any case.
 - An error of the query itself (too little memory, cannot be computed) is not retried: it would fail again.
+- An answer whose rows end before a floor of the query (`notBefore`) settles nothing.
 - At the deadline whatever is missing is named: 427 for silent servers, 305 for parts nobody could serve.
 
-    step(event, now_ms) -> effects      events: Started Answered Failed Woke Refreshed
-                                        effects: Send Wake Refresh Done
+    step(event, now_ms) -> effects      events: Started Answered Failed Woke Refreshed Suspected
+                                        effects: Send Cancel Probe Wake Refresh Done
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, assert_never
+from typing import Any, assert_never
 
-from cremant.cluster.routing import Ask, Part, assign, renewed
+from cremant.cluster.gather_messages import (
+    Answered,
+    Cancel,
+    Done,
+    Effect,
+    Event,
+    Failed,
+    Probe,
+    QueryException,
+    Refresh,
+    Refreshed,
+    Send,
+    Started,
+    Suspected,
+    Wake,
+    Woke,
+)
+from cremant.cluster.load import Load
+from cremant.cluster.parts import Ask, Part, renewed
+from cremant.cluster.routing import NO_WISHES, Assignment, Routes, Wishes, assign
 from cremant.model.cluster import ClusterView, TableView
 from cremant.model.query_codes import QueryCode
 from cremant.wire.messages import ServerAnswer
 
-#: Share of the time left that a server gets while another replica could answer instead.
+#: Share of the time left after which another replica is asked in any case.
 PATIENCE = 0.5
+#: Without a rival, the next look at a request that takes long.
+LOOK_AGAIN_MS = 1_000
 #: A server that is behind is usually a block away from the requested offset.
 RETRY_PAUSE_MS = 50
 #: Servers stop themselves this long before the broker gives up, so that their own error arrives.
 MARGIN_MS = 10
+#: Causes and segments that a message lists.
+_LISTED_MAX = 10
 
 #: Errors of a server that another server need not have.
 _RETRIED = frozenset(
@@ -42,118 +71,61 @@ _RETRIED = frozenset(
 )  # fmt: skip
 
 
-# --- events ---
-
-
 @dataclass(frozen=True, slots=True)
-class Started:
-    pass
+class _Held:
+    """An answer of a rival that waits for the end of the race."""
 
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """`payload` is the driver's: the rows that go with `answer`."""
-
-    ask_id: int
+    server: str
     answer: ServerAnswer
     payload: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The request failed: no connection, or nonsense came back."""
-
-    ask_id: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Woke:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Refreshed:
-    """The newest view there is (maybe the same)."""
-
-    view: ClusterView
-
-
-Event: TypeAlias = Started | Answered | Failed | Woke | Refreshed
-
-
-# --- effects ---
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Answered or Failed with `ask_id` follows, unless the gather is done before."""
-
-    ask_id: int
-    ask: Ask
-    budget_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wake:
-    """Woke at `at_ms`."""
-
-    at_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Refresh:
-    """Refreshed with the newest view, at `at_ms` or later."""
-
-    at_ms: float
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    pass
-
-
-Effect: TypeAlias = Send | Wake | Refresh | Done
-
-
-@dataclass(frozen=True, slots=True)
-class QueryException:
-    code: int
-    message: str
+    parts: frozenset[Part]
 
 
 @dataclass(slots=True)
 class _Pending:
     ask: Ask
-    #: When it is given up for the sake of another replica; None: never before the deadline.
-    patience_until_ms: float | None
+    #: The request this one runs against; None: it runs for itself, and the rest is about its own rivals.
+    rival_of: int | None = None
+    hedge_at_ms: float = math.inf
+    patience_until_ms: float = math.inf
+    rivals: set[int] = field(default_factory=set)
+    held: list[_Held] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class Gather:
-    """One query's. `parts` are those of `table` in `view`. Fields below `settled` are results, read after Done."""
+    """One query's. `parts` are of the table of `routes`. Fields from `answers` on are results, read after Done."""
 
-    view: ClusterView
-    table: TableView
+    routes: Routes
     parts: tuple[Part, ...]
     deadline_ms: float
-    suspects: Collection[str] = ()
+    suspects: frozenset[str] = frozenset()
+    loads: Mapping[str, Load] = field(default_factory=dict)
+    wishes: Wishes = NO_WISHES
+    #: How long an answer usually takes at most; and whether the budget has room for one more request.
+    hedge_after_ms: float = math.inf
+    may_hedge: Callable[[], bool] = lambda: False
 
     answers: list[tuple[ServerAnswer, Any]] = field(default_factory=list)
     exceptions: list[QueryException] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     responded: set[str] = field(default_factory=set)
-    #: Servers that failed a request (not merely behind): the next query should rather ask others.
-    unresponsive: set[str] = field(default_factory=set)
     done: bool = False
 
     _open: set[Part] = field(default_factory=set)
     _pending: dict[int, _Pending] = field(default_factory=dict)
     _avoid: dict[Part, set[str]] = field(default_factory=dict)
+    #: Servers that failed a request (not merely behind), and what was wrong with each server last.
+    _unresponsive: set[str] = field(default_factory=set)
+    _causes: dict[str, str] = field(default_factory=dict)
     _next_id: int = 0
     _refreshed: bool = False
     _refreshing: bool = False
     _stuck: set[Part] = field(default_factory=set)
+
+    @property
+    def table(self) -> TableView:
+        return self.routes.table
 
     def step(self, event: Event, now_ms: float) -> list[Effect]:
         if self.done:
@@ -170,33 +142,42 @@ class Gather:
                 effects = self._on_time(now_ms)
             case Refreshed(view):
                 effects = self._on_view(view, now_ms)
+            case Suspected(server):
+                effects = self._on_suspect(server, now_ms)
             case _:
                 assert_never(event)
         return [*effects, *self._finish(now_ms)]
 
+    # --- asking ---
+
     def _send(self, parts: Iterable[Part], now_ms: float) -> list[Effect]:
-        assignment = assign(self.view, self.table, sorted(parts), avoid=self._avoid, suspects=self.suspects)
+        assignment = self._assign(sorted(parts), self._avoid)
         effects: list[Effect] = []
         left_ms = self.deadline_ms - now_ms
         for ask in assignment.asks:
-            elsewhere = assign(
-                self.view, self.table, ask.parts, avoid={part: self._avoided(part) | {ask.server} for part in ask.parts}
-            )
-            patience_until_ms = None if elsewhere.unassigned else now_ms + left_ms * PATIENCE
-            self._pending[self._next_id] = _Pending(ask, patience_until_ms)
-            self.asked.add(ask.server)
-            effects.append(Send(self._next_id, ask, max(1, int(left_ms) - MARGIN_MS)))
-            if patience_until_ms is not None:
-                effects.append(Wake(patience_until_ms))
-            self._next_id += 1
+            pending = _Pending(ask, patience_until_ms=now_ms + left_ms * PATIENCE)
+            pending.hedge_at_ms = min(now_ms + self.hedge_after_ms, pending.patience_until_ms)
+            effects += [self._start(pending, now_ms), Wake(pending.hedge_at_ms)]
         return [*effects, *self._on_unassigned(assignment.unassigned, now_ms)]
 
-    def _avoided(self, part: Part) -> set[str]:
-        return self._avoid.get(part, set())
+    def _assign(
+        self, parts: Iterable[Part], avoid: Mapping[Part, Collection[str]], like: str | None = None
+    ) -> Assignment:
+        return assign(
+            self.routes, parts, avoid=avoid, suspects=self.suspects, loads=self.loads, wishes=self.wishes, like=like
+        )
+
+    def _start(self, pending: _Pending, now_ms: float) -> Send:
+        ask_id = self._next_id
+        self._next_id += 1
+        self._pending[ask_id] = pending
+        if pending.rival_of is not None:
+            self._pending[pending.rival_of].rivals.add(ask_id)
+        return Send(ask_id, pending.ask, max(1, int(self.deadline_ms - now_ms) - MARGIN_MS))
 
     def _on_unassigned(self, parts: Iterable[Part], now_ms: float) -> list[Effect]:
-        """Nobody left to ask on this view: look at the newest one, once."""
-        self._stuck.update(parts)
+        """Nobody left to ask on this view: look at the newest one, once. For what is lost nobody need be waited for."""
+        self._stuck.update(part for part in parts if self.routes.loss(part) is None)
         if not self._stuck or self._refreshed or self._refreshing:
             return []
         self._refreshing = True
@@ -205,82 +186,213 @@ class Gather:
     def _on_view(self, view: ClusterView, now_ms: float) -> list[Effect]:
         self._refreshing, self._refreshed = False, True
         stuck, self._stuck = self._stuck, set()
-        self.view = view
         table = view.tables.get(self.table.name)
         if table is None or table.record.incarnation != self.table.record.incarnation:
             self._stuck = stuck
             return []
-        self.table = table
+        self.routes = Routes(view, table)
         parts = renewed(stuck, table)
         self._open = (self._open - stuck) | set(parts)
         for part in stuck:
             self._avoid.pop(part, None)
         for part in parts:
-            self._avoid[part] = set(self.unresponsive)
+            self._avoid[part] = set(self._unresponsive)
         return self._send(parts, now_ms)
 
-    def _on_answer(self, ask_id: int, answer: ServerAnswer, payload: Any, now_ms: float) -> list[Effect]:
-        pending = self._pending.pop(ask_id, None)
-        if pending is None:
-            return []  # given up before
-        ask = pending.ask
-        self.responded.add(ask.server)
-        if answer.error_code:
-            if answer.error_code in _RETRIED:
-                return self._retry(ask.parts, ask.server, now_ms)
-            self.exceptions.append(QueryException(answer.error_code, answer.error))
-            self._open -= set(ask.parts)
-            return []
-        missing, behind = set(answer.missing_segments), set(answer.behind_partitions)
-        failed = [part for part in ask.parts if (part.segment in missing if part.segment else part.partition in behind)]
-        self._open -= set(ask.parts) - set(failed)
-        self.answers.append((answer, payload))
-        return self._retry(failed, ask.server, now_ms)
-
-    def _on_failure(self, ask_id: int, reason: str, now_ms: float) -> list[Effect]:
-        pending = self._pending.pop(ask_id, None)
-        if pending is None:
-            return []
-        self.unresponsive.add(pending.ask.server)
-        return self._retry(pending.ask.parts, pending.ask.server, now_ms)
-
-    def _retry(self, parts: Iterable[Part], server: str, now_ms: float) -> list[Effect]:
-        again = list(parts)
-        for part in again:
+    def _shun(self, parts: Iterable[Part], server: str) -> None:
+        for part in parts:
             self._avoid.setdefault(part, set()).add(server)
-        return self._send(again, now_ms) if again else []
+
+    # --- races ---
 
     def _on_time(self, now_ms: float) -> list[Effect]:
         if now_ms >= self.deadline_ms:
             return []  # _finish says what is missing
         effects: list[Effect] = []
         for ask_id, pending in list(self._pending.items()):
-            if pending.patience_until_ms is not None and now_ms >= pending.patience_until_ms:
-                effects += self._on_failure(ask_id, "no answer in time", now_ms)
+            if pending.rival_of is None and now_ms >= pending.hedge_at_ms:
+                effects += self._hedge(ask_id, pending, now_ms, forced=now_ms >= pending.patience_until_ms)
         return effects
+
+    def _on_suspect(self, server: str, now_ms: float) -> list[Effect]:
+        self.suspects |= {server}
+        effects: list[Effect] = []
+        for ask_id, pending in list(self._pending.items()):
+            if pending.rival_of is None and pending.ask.server == server:
+                effects += self._hedge(ask_id, pending, now_ms, forced=True)
+        return effects
+
+    def _hedge(self, ask_id: int, pending: _Pending, now_ms: float, *, forced: bool) -> list[Effect]:
+        """Early rivals must be able to win, and be as good; forced ones take over what they can."""
+        server = pending.ask.server
+        taken = {part for held in pending.held for part in held.parts}
+        taken.update(part for rival in pending.rivals for part in self._pending[rival].ask.parts)
+        parts = [part for part in pending.ask.parts if part not in taken]
+        assignment = self._rivals_for(parts, server, like=None if forced else server)
+        whole = bool(assignment.asks) and not assignment.unassigned
+        if forced or (whole and self.may_hedge()):
+            pending.hedge_at_ms = math.inf if forced else pending.patience_until_ms
+            effects: list[Effect] = [self._start(_Pending(ask, ask_id), now_ms) for ask in assignment.asks]
+        else:
+            pending.hedge_at_ms = min(now_ms + LOOK_AGAIN_MS, pending.patience_until_ms)
+            effects = [Probe(pending.ask)]
+        return effects if math.isinf(pending.hedge_at_ms) else [*effects, Wake(pending.hedge_at_ms)]
+
+    def _rivals_for(self, parts: Iterable[Part], server: str, like: str | None = None) -> Assignment:
+        return self._assign(parts, {part: self._avoided(part) | {server} for part in parts}, like)
+
+    def _avoided(self, part: Part) -> set[str]:
+        return self._avoid.get(part, set())
+
+    def _on_rival(self, rival: _Pending, held: _Held | None, failed: Iterable[Part], now_ms: float) -> list[Effect]:
+        """A rival has ended: `held` is what it answered, `failed` is to be asked of yet another replica."""
+        owner_id = rival.rival_of
+        assert owner_id is not None
+        owner = self._pending[owner_id]
+        if held is not None:
+            owner.held.append(held)
+        if not set(owner.ask.parts).difference(*(one.parts for one in owner.held)):
+            del self._pending[owner_id]
+            self._accept(owner.held)
+            return [Cancel(owner_id, owner.ask, lost=True), *self._cancel(owner.rivals)]
+        self._shun(failed, rival.ask.server)
+        again = self._rivals_for(failed, owner.ask.server).asks
+        return [self._start(_Pending(ask, owner_id), now_ms) for ask in again]
+
+    def _accept(self, held: Iterable[_Held]) -> None:
+        for one in held:
+            self._open -= one.parts
+            self.responded.add(one.server)
+            self.answers.append((one.answer, one.payload))
+
+    def _cancel(self, ask_ids: Iterable[int]) -> list[Effect]:
+        return [Cancel(ask_id, self._pending.pop(ask_id).ask, lost=False) for ask_id in sorted(ask_ids)]
+
+    def _fall_back(self, ended: _Pending, missing: Collection[Part], now_ms: float) -> list[Effect]:
+        """`ended` leaves `missing` open: what its rivals have or are at counts now, the rest is asked anew."""
+        wanted = set(missing)
+        self._shun(wanted, ended.ask.server)
+        kept = [held for held in ended.held if held.parts <= wanted]
+        self._accept(kept)
+        wanted.difference_update(*(held.parts for held in kept))
+        effects: list[Effect] = []
+        for ask_id in sorted(ended.rivals):
+            rival = self._pending[ask_id]
+            if wanted.issuperset(rival.ask.parts):
+                rival.rival_of = None
+                rival.patience_until_ms = now_ms + (self.deadline_ms - now_ms) * PATIENCE
+                rival.hedge_at_ms = rival.patience_until_ms
+                effects.append(Wake(rival.hedge_at_ms))
+                wanted.difference_update(rival.ask.parts)
+            else:
+                effects += self._cancel([ask_id])
+        return [*effects, *(self._send(wanted, now_ms) if wanted else [])]
+
+    # --- answers ---
+
+    def _on_answer(self, ask_id: int, answer: ServerAnswer, payload: Any, now_ms: float) -> list[Effect]:
+        pending = self._pop(ask_id)
+        if pending is None:
+            return []  # given up before, or a duplicate
+        ask = pending.ask
+        if answer.error_code and answer.error_code not in _RETRIED and not self._waited_in_vain(ask, answer):
+            if pending.rival_of is not None:
+                return self._on_rival(pending, None, (), now_ms)
+            self.responded.add(ask.server)
+            self.exceptions.append(QueryException(answer.error_code, answer.error))
+            self._open -= set(ask.parts)
+            return self._cancel(pending.rivals)
+        failed = self._failed_parts(ask, answer)
+        settled = frozenset(ask.parts).difference(failed)
+        if pending.rival_of is not None:
+            held = _Held(ask.server, answer, payload, settled) if settled else None
+            return self._on_rival(pending, held, failed, now_ms)
+        if not answer.error_code:
+            self.responded.add(ask.server)
+        if settled:
+            self._accept([_Held(ask.server, answer, payload, settled)])
+        return self._fall_back(pending, failed, now_ms)
+
+    def _waited_in_vain(self, ask: Ask, answer: ServerAnswer) -> bool:
+        """Its time went by while it waited for rows that it should have had: it is behind."""
+        floors = self.wishes.floors
+        awaited = any(not part.segment and floors.get(part.partition, 0) > part.from_offset for part in ask.parts)
+        return awaited and answer.error_code == QueryCode.EXECUTION_TIMEOUT
+
+    def _failed_parts(self, ask: Ask, answer: ServerAnswer) -> list[Part]:
+        if answer.error_code:
+            self._causes[ask.server] = answer.error
+            return list(ask.parts)
+        missing, behind = set(answer.missing_segments), set(answer.behind_partitions)
+        if missing or behind:
+            self._causes[ask.server] = "is behind" if behind else "has not loaded it"
+        reached = {tail.partition: tail.covered.next for tail in answer.partitions}
+        for part in ask.parts:
+            floor = 0 if part.segment or part.partition in behind else self.wishes.floors.get(part.partition, 0)
+            if floor > part.from_offset and reached.get(part.partition, 0) < floor:
+                self._causes[ask.server] = f"shows partition {part.partition} up to {reached.get(part.partition)} only"
+                return list(ask.parts)  # its rows are in there with all others
+        return [part for part in ask.parts if (part.segment in missing if part.segment else part.partition in behind)]
+
+    def _on_failure(self, ask_id: int, reason: str, now_ms: float) -> list[Effect]:
+        pending = self._pop(ask_id)
+        if pending is None:
+            return []
+        self._unresponsive.add(pending.ask.server)
+        self._causes[pending.ask.server] = reason
+        if pending.rival_of is not None:
+            return self._on_rival(pending, None, pending.ask.parts, now_ms)
+        return self._fall_back(pending, pending.ask.parts, now_ms)
+
+    def _pop(self, ask_id: int) -> _Pending | None:
+        pending = self._pending.pop(ask_id, None)
+        if pending is not None and pending.rival_of is not None:
+            self._pending[pending.rival_of].rivals.discard(ask_id)
+        return pending
+
+    # --- the end ---
 
     def _finish(self, now_ms: float) -> list[Effect]:
         waiting = bool(self._pending) or self._refreshing
         if waiting and now_ms < self.deadline_ms:
             return []
         self.done = True
-        silent = {pending.ask.server for pending in self._pending.values()}
-        silent |= {server for part in self._open for server in self._avoided(part) & self.unresponsive}
+        owners = [pending for pending in self._pending.values() if pending.rival_of is None]
+        for pending in owners:
+            self._accept(pending.held)
+        left = {part for pending in owners for part in pending.ask.parts} & self._open
+        silent = {pending.ask.server for pending in owners if left.intersection(pending.ask.parts)}
+        self._causes |= dict.fromkeys(silent, "no answer in time")
+        silent |= {server for part in self._open for server in self._avoided(part) & self._unresponsive}
         if silent:
-            names = ", ".join(sorted(silent))
-            message = f"{len(silent)} servers [{names}] not responded"
+            message = f"{len(silent)} servers [{', '.join(sorted(silent))}] not responded"
+            message += self._awaited(sorted(left)) + self._why(silent)
             self.exceptions.append(QueryException(QueryCode.SERVER_NOT_RESPONDING, message))
-        pending_parts = {part for pending in self._pending.values() for part in pending.ask.parts}
-        unserved = sorted(self._open - pending_parts)
+        unserved = sorted(self._open - left)
         if unserved:
             self.exceptions.append(QueryException(QueryCode.BROKER_SEGMENT_UNAVAILABLE, self._unavailable(unserved)))
         # A server that failed, but whose parts others served, is not part of this answer.
         self.asked = self.responded | silent
         self.responded -= silent
-        return [Done()]
+        return [*self._cancel(list(self._pending)), Done()]
+
+    def _why(self, servers: Collection[str]) -> str:
+        causes = [f"{server}: {self._causes[server]}" for server in sorted(servers) if server in self._causes]
+        return f" ({'; '.join(causes[:_LISTED_MAX])})" if causes else ""
 
     def _unavailable(self, parts: list[Part]) -> str:
         names = {view.record.partition: view.consuming.name for view in self.table.partitions}
         listed = [part.segment or names.get(part.partition, f"partition {part.partition}") for part in parts]
-        shown = ", ".join(listed[:10]) + (", ..." if len(listed) > 10 else "")
-        return f"{len(listed)} segments unavailable: [{shown}]"
+        shown = ", ".join(listed[:_LISTED_MAX]) + (", ..." if len(listed) > _LISTED_MAX else "")
+        tried = {server for part in parts for server in self._avoided(part)}
+        lost = [told for part in parts if (told := self.routes.loss(part)) is not None]
+        told = "".join(f"; {one}" for one in lost[:_LISTED_MAX])
+        return f"{len(listed)} segments unavailable: [{shown}]{told}{self._awaited(parts)}{self._why(tried)}"
+
+    def _awaited(self, parts: Iterable[Part]) -> str:
+        floors = self.wishes.floors
+        awaited = [part for part in parts if not part.segment and floors.get(part.partition, 0) > part.from_offset]
+        return "".join(
+            f"; no replica showed partition {part.partition} up to {floors[part.partition]}, which notBefore asks for"
+            for part in awaited[:_LISTED_MAX]
+        )

@@ -19,11 +19,13 @@ RETIRED_MAX = 16
 
 
 class Membership(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Durable: the instance, the process that speaks for it, and the processes it replaced (newest last)."""
+    """Durable: the instance, the process that speaks for it, and the processes it replaced (newest last). One that is
+    not `enabled` gets nothing new; what it has it serves until a rebalance has moved it."""
 
     record: InstanceRecord
     nonce: str
     retired: tuple[str, ...] = ()
+    enabled: bool = True
 
 
 def heard(known: Membership | None, record: InstanceRecord, nonce: str) -> Membership:
@@ -33,12 +35,9 @@ def heard(known: Membership | None, record: InstanceRecord, nonce: str) -> Membe
     if nonce in known.retired:
         raise Fenced(f"{record.id}: a newer process runs under this id", hint="stop this one")
     if known.nonce == nonce:
-        if known.record == msgspec.structs.replace(record, enabled=known.record.enabled):
-            return known
-        return msgspec.structs.replace(known, record=msgspec.structs.replace(record, enabled=known.record.enabled))
+        return known if known.record == record else msgspec.structs.replace(known, record=record)
     retired = (*known.retired, known.nonce)[-RETIRED_MAX:]
-    kept = msgspec.structs.replace(record, enabled=known.record.enabled)
-    return Membership(record=kept, nonce=nonce, retired=retired)
+    return msgspec.structs.replace(known, record=record, nonce=nonce, retired=retired)
 
 
 def is_live(last_heard_ms: int | None, now_ms: int) -> bool:

@@ -17,13 +17,13 @@ def first_position(start_offset: int) -> Position:
 
 
 def open_partition(
-    table: str, partition: int, start_offset: int, replicas: tuple[str, ...], now_ms: int, schema_version: int
+    table: str, partition: int, start_offset: int, replicas: tuple[str, ...], now_ms: int
 ) -> tuple[PartitionRecord, SegmentMetadata]:
     """Records of a partition that begins to be consumed: sequence 0, open at `start_offset`."""
     name = str(SegmentName.new(table, partition, 0, now_ms))
     segment = SegmentMetadata(
         name=name, partition=partition, sequence=0, status=SegmentStatus.IN_PROGRESS, start_offset=start_offset,
-        start=first_position(start_offset), created_ms=now_ms, replicas=replicas, schema_version=schema_version,
+        start=first_position(start_offset), created_ms=now_ms, replicas=replicas,
     )  # fmt: skip
     record = PartitionRecord(
         partition=partition, consuming=name, sequence=0, replicas=replicas, start_offset=start_offset

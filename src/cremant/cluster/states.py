@@ -38,6 +38,7 @@ def external_view(
     reports: Mapping[str, InstanceReport],
 ) -> States:
     """What live servers say they have. `reports`: instance id -> last report of a live server."""
+    online, done = ReplicaState.ONLINE, SegmentStatus.DONE
     open_segments = {record.partition: record.consuming for record in partitions}
     states: States = {}
     for instance in sorted(reports):
@@ -48,8 +49,16 @@ def external_view(
             state = ReplicaState.ERROR if tail.error else ReplicaState.CONSUMING
             states.setdefault(open_segments[tail.partition], {})[instance] = state
         for said in report.segments:
-            if said.table == table and (metadata := segments.get(said.segment)) is not None:
-                states.setdefault(said.segment, {})[instance] = replica_state(metadata, said)
+            if said.table != table or (metadata := segments.get(said.segment)) is None:
+                continue
+            # The usual case first: this runs for every replica of every segment.
+            usual = said.state is online and metadata.status is done and said.checksum == metadata.checksum
+            state = online if usual else replica_state(metadata, said)
+            known = states.get(said.segment)
+            if known is None:
+                states[said.segment] = {instance: state}
+            else:
+                known[instance] = state
     return {name: states[name] for name in sorted(states)}
 
 
@@ -64,8 +73,9 @@ def replica_state(metadata: SegmentMetadata, said: SegmentReport) -> ReplicaStat
 
 
 def new_copies(metadata: SegmentMetadata, instance: str, said: SegmentReport, now_ms: int) -> dict[str, Copy] | None:
-    """`copies` with this holder registered, or None when nothing changes: only verified, committed content counts."""
-    if metadata.status is not SegmentStatus.DONE or metadata.checksum is None:
+    """`copies` with this holder registered, or None when nothing changes: only verified, committed content counts, and
+    only of a replica: who lost that part serves its files a moment longer, then deletes them."""
+    if metadata.status is not SegmentStatus.DONE or metadata.checksum is None or instance not in metadata.replicas:
         return None
     known = metadata.copies.get(instance)
     holds = said.state is ReplicaState.ONLINE and said.checksum == metadata.checksum

@@ -8,6 +8,7 @@ nothing; the copy changes only after the store said yes. Thread-safe: callers th
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import msgspec
 
 from cremant.cluster.membership import Membership
+from cremant.cluster.states import States, ideal_state
 from cremant.model.cluster import PartitionRecord, PipelineRecord, TableRecord
-from cremant.model.errors import Corrupt
+from cremant.model.errors import Corrupt, NotFound
+from cremant.model.jobs import ForceCommitJob, Job, RebalanceJob
 from cremant.model.schema import Schema
 from cremant.model.segments import SegmentMetadata
 from cremant.store.lease import Leadership
@@ -28,18 +31,47 @@ FORMAT_KEY = "/format"
 
 
 class DropRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What is left of a dropped table until its bytes are gone: its topics and stored segments."""
+    """What is left of a dropped table, or of one whose creation did not finish, until its bytes are gone: its topics
+    and stored segments. `urls`: objects in a store that was configured before. `gone_ms`: when everything was removed,
+    except what a server uploads late."""
 
     table: str
     incarnation: str
     dropped_ms: int
+    not_before_ms: int = 0
+    urls: tuple[str, ...] = ()
+    gone_ms: int = 0
+
+
+class StoreRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A deep store that this cluster has claimed: what its marker must say."""
+
+    uri: str
+    id: str
+    claimed_ms: int
+
+
+def store_key(uri: str) -> str:
+    """By a digest: a URI has slashes."""
+    return f"/stores/{hashlib.sha256(uri.encode()).hexdigest()[:16]}"
 
 
 def drop_key(table: str, incarnation: str) -> str:
     return f"/drops/{table}/{incarnation}"
 
 
-Record = Schema | TableRecord | PartitionRecord | SegmentMetadata | PipelineRecord | Membership | DropRecord
+Record = (
+    Schema
+    | TableRecord
+    | PartitionRecord
+    | SegmentMetadata
+    | PipelineRecord
+    | Membership
+    | DropRecord
+    | StoreRecord
+    | RebalanceJob
+    | ForceCommitJob
+)
 
 _KINDS: dict[str, Any] = {
     "schemas": Schema,
@@ -49,6 +81,8 @@ _KINDS: dict[str, Any] = {
     "pipelines": PipelineRecord,
     "instances": Membership,
     "drops": DropRecord,
+    "stores": StoreRecord,
+    "jobs": Job,
 }
 
 
@@ -64,19 +98,37 @@ class Catalog:
         self.pipelines: dict[str, PipelineRecord] = {}
         self.members: dict[str, Membership] = {}
         self.drops: dict[str, DropRecord] = {}
+        self.stores: dict[str, StoreRecord] = {}
+        self.jobs: dict[str, dict[str, Job]] = {}
         self._versions: dict[str, int] = {}
         self._store = store
         self._leadership = leadership
         self._listeners: list[Callable[[], None]] = []
+        self._record_listeners: list[Callable[[str, Record | None], None]] = []
         self._load()
 
     @property
     def store(self) -> MetadataStore:
         return self._store
 
+    def store_id(self, uri: str) -> str:
+        """What the marker of this deep store must say; "" = it was never claimed, or needs none."""
+        known = self.stores.get(store_key(uri))
+        return known.id if known is not None else ""
+
+    def being_removed(self) -> list[DropRecord]:
+        """Dropped tables whose bytes are not gone yet."""
+        with self.lock:
+            return [record for record in self.drops.values() if not record.gone_ms]
+
     def on_change(self, listener: Callable[[], None]) -> None:
         """Called after each commit, under the lock; must not block."""
         self._listeners.append(listener)
+
+    def on_record(self, listener: Callable[[str, Record | None], None]) -> None:
+        """Called with the key of each record that a commit wrote, and the record (None = deleted), under the lock; must
+        not block."""
+        self._record_listeners.append(listener)
 
     def _load(self) -> None:
         found = self._store.get(FORMAT_KEY)
@@ -106,8 +158,23 @@ class Catalog:
                     self._delete(key)
                 else:
                     self._put(key, record, revision)
+            for on_record in self._record_listeners:
+                for key, record in changes.items():
+                    on_record(key, record)
             for listener in self._listeners:
                 listener()
+
+    def table(self, name: str, message: str = "Table {0}_REALTIME not found") -> TableRecord:
+        """The record of a table. Raises NotFound with `message`, which may name the table."""
+        record = self.tables.get(name)
+        if record is None:
+            raise NotFound(message.format(name))
+        return record
+
+    def ideal_state(self, table: str) -> States:
+        """What every replica of the table's segments should be."""
+        with self.lock:
+            return ideal_state(self.partitions.get(table, {}).values(), self.segments.get(table, {}).values())
 
     def renew(self, leadership: Leadership | None) -> None:
         """After the lease was renewed. Raises StoreConflict if it was lost (None, or another term): every later commit
@@ -136,6 +203,10 @@ class Catalog:
                 self.pipelines[name] = record
             case "instances":
                 self.members[name] = record
+            case "jobs":
+                self.jobs.setdefault(name, {})[rest] = record
+            case "stores":
+                self.stores[key] = record
             case _:
                 self.drops[key] = record
 
@@ -156,6 +227,10 @@ class Catalog:
                 del self.pipelines[name]
             case "instances":
                 del self.members[name]
+            case "jobs":
+                del self.jobs[name][rest]
+            case "stores":
+                del self.stores[key]
             case _:
                 del self.drops[key]
 

@@ -12,3 +12,7 @@ class Clock:
 
     def now_ms(self) -> int:
         return int(time.monotonic() * 1000) + self._offset_ms
+
+    def wall_ms(self) -> int:
+        """What the machine believes to be the time, right or wrong."""
+        return int(time.time() * 1000)

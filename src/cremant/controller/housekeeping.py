@@ -7,24 +7,27 @@ the leadership: then this controller must not go on.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cremant.cluster.retention import expired, trim_floor
+from cremant.cluster.retention import expired
+from cremant.completion.copies import trim_floor
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
+from cremant.controller.objects import Objects
+from cremant.controller.streams import Round, Streams
 from cremant.controller.tables import Tables
 from cremant.log.api import Log
 from cremant.model.cluster import segment_key
-from cremant.model.errors import NotFound
+from cremant.model.errors import CremantError, PeerError
 from cremant.model.limits import HEARTBEAT_MS
 from cremant.model.names import epoch_topic
 from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.shell.logs import cause, log_event, log_failure
-from cremant.store.deepstore import DeepStore
 from cremant.store.metadata import StoreConflict
 
 _log = logging.getLogger(__name__)
@@ -32,9 +35,15 @@ _log = logging.getLogger(__name__)
 TICK_S = HEARTBEAT_MS / 1000
 GROWTH_INTERVAL_MS = 3_000
 RETENTION_INTERVAL_MS = 60_000
+TRIM_INTERVAL_MS = 60_000
+CLAIM_INTERVAL_MS = 5_000
+LOOK_INTERVAL_MS = 5_000
 SWEEP_INTERVAL_MS = 60_000
-#: A stored object that no record names is removed once it is this old: no commit takes longer.
-ORPHAN_OBJECT_AGE_MS = 2 * 3_600_000
+SWEEP_UNFINISHED_INTERVAL_MS = 3_600_000
+#: A start this long after the last sign of life: a long stop, or a wall clock that is wrong. Retention waits, so that
+#: somebody may notice before data goes.
+CLOCK_DOUBT_MS = 24 * 3_600_000
+CLOCK_DOUBT_WAIT_MS = 3_600_000
 
 
 @dataclass(slots=True)
@@ -48,12 +57,12 @@ class Duty:
 class Housekeeping:
     """One thread. `on_deposed` is called once if another controller took over."""
 
-    def __init__(self, duties: list[Duty], clock: Clock, on_deposed: Callable[[], None]) -> None:
+    def __init__(self, name: str, duties: list[Duty], clock: Clock, on_deposed: Callable[[], None]) -> None:
         self._duties = duties
         self._clock = clock
         self._on_deposed = on_deposed
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run_forever, name="housekeeping", daemon=True)
+        self._thread = threading.Thread(target=self._run_forever, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -91,40 +100,59 @@ class Housekeeping:
 
 
 class Janitor:
-    """Retention, trimming and sweeping: carries out `cluster.retention`."""
+    """Growth, retention and trimming: carries out `cluster.retention`."""
 
     def __init__(
-        self, catalog: Catalog, instances: Instances, tables: Tables, log: Log, deep_store: DeepStore, clock: Clock
+        self, catalog: Catalog, instances: Instances, tables: Tables, streams: Streams, objects: Objects, clock: Clock
     ) -> None:
         self._catalog = catalog
         self._instances = instances
         self._tables = tables
-        self._log = log
-        self._deep_store = deep_store
+        self._streams = streams
+        self._objects = objects
         self._clock = clock
+        self._retention_from_ms = 0
+
+    def doubt_clock(self, last_alive_ms: int) -> None:
+        """At a start; `last_alive_ms`: when a controller of this store was last known to live."""
+        ahead_ms = self._clock.now_ms() - last_alive_ms
+        if ahead_ms > CLOCK_DOUBT_MS:
+            self._retention_from_ms = self._clock.now_ms() + CLOCK_DOUBT_WAIT_MS
+            log_event(
+                _log, "the clock is far ahead of the last sign of life: retention waits an hour", ahead_ms=ahead_ms,
+                level=logging.WARNING,
+            )  # fmt: skip
 
     def grow_tables(self) -> None:
-        for name in sorted(self._catalog.tables):
+        streams = Round()
+        for name, record in sorted(self._catalog.tables.items()):
             try:
-                self._tables.grow(name)
-            except NotFound as error:  # the stream topic was deleted: the pipeline reports it
+                streams.ask(record.config.stream, functools.partial(self._tables.grow, name))
+            except StoreConflict:
+                raise
+            except CremantError as error:  # a deleted topic, a refused login, too few servers: this table's alone
                 log_failure(_log, "growth check skipped", error, table=name)
 
     def expire_segments(self) -> int:
         """Deletes segments past their table's retention. Records go first, bytes after: a crash in between leaves
-        objects that no record names, which `sweep_store` removes."""
+        objects that no record names, which are swept. Of a wall clock that jumped and our own clock, the
+        earlier one counts."""
         count = 0
+        now_ms = min(self._clock.now_ms(), self._clock.wall_ms())
+        if self._clock.now_ms() < self._retention_from_ms:
+            return 0
         for name, record in sorted(self._catalog.tables.items()):
             with self._catalog.lock:
                 segments = self._catalog.segments.get(name, {})
-                due = expired(segments.values(), record.config.retention_ms, self._clock.now_ms())
+                due = expired(segments.values(), record.config.retention_ms, now_ms)
             count += self.delete_segments(name, due)
         return count
 
     def delete_segments(self, table: str, segments: list[SegmentMetadata]) -> int:
         """Sealed segments only; those that are gone meanwhile are skipped."""
         deleted = []
-        for segment in segments:
+        record = self._catalog.tables.get(table)
+        for segment in segments if record is not None else ():
             with self._catalog.lock:
                 known = self._catalog.segments.get(table, {}).get(segment.name)
                 if known is None or known.status is not SegmentStatus.DONE:
@@ -132,8 +160,8 @@ class Janitor:
                 self._catalog.commit({segment_key(table, segment.name): None})
                 deleted.append(known)
         for segment in deleted:
-            if segment.store_url:
-                self._deep_store.delete(self._deep_store.name_of(segment.store_url))
+            if segment.store_url and record is not None:
+                self._objects.delete(record, segment.store_url)
         if deleted:
             log_event(_log, "segments deleted", table=table, segments=[segment.name for segment in deleted])
         return len(deleted)
@@ -145,24 +173,22 @@ class Janitor:
                 segments = list(self._catalog.segments.get(name, {}).values())
                 partitions = sorted(self._catalog.partitions.get(name, {}))
                 tails = self._instances.tails(name, record.incarnation)
+            floors = {}
             for partition in partitions:
                 visible = [tail.watermark.next_offset for tail in tails.get(str(partition), {}).values()]
-                floor = trim_floor((s for s in segments if s.partition == partition), visible)
-                if floor > 0:
-                    self._log.trim(topic, partition, floor)
+                floors[partition] = trim_floor((s for s in segments if s.partition == partition), visible)
+            try:
+                self._trim(topic, {partition: floor for partition, floor in floors.items() if floor > 0})
+            except PeerError as error:
+                log_failure(_log, "the epoch log does not answer, it is trimmed later", error, topic=topic)
+                return
+            except CremantError as error:
+                log_failure(_log, "an epoch log cannot be trimmed", error, topic=topic)
 
-    def sweep_store(self) -> int:
-        """Removes stored objects that no record names, once they are old enough. Returns how many."""
-        candidates = [stored for stored in self._deep_store.list("") if stored.age_ms > ORPHAN_OBJECT_AGE_MS]
-        with self._catalog.lock:
-            named = {
-                segment.store_url
-                for segments in self._catalog.segments.values()
-                for segment in segments.values()
-                if segment.store_url
-            }
-        names = {self._deep_store.name_of(url) for url in named}
-        orphans = [stored.name for stored in candidates if stored.name not in names]
-        for name in orphans:
-            self._deep_store.delete(name)
-        return len(orphans)
+    def _trim(self, topic: str, floors: dict[int, int]) -> None:
+        def trim(log: Log) -> None:
+            for partition, floor in floors.items():
+                log.trim(topic, partition, floor)
+
+        if floors:
+            self._streams.of_epochs(trim)

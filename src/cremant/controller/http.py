@@ -6,6 +6,8 @@ from __future__ import annotations
 import datetime
 import email
 import email.policy
+import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +16,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cremant.controller.catalog import Catalog
+from cremant.model.cluster import TableRecord
 from cremant.model.errors import CremantError, InvalidConfig, NotFound, UserError
 from cremant.model.limits import MIB
 from cremant.model.names import OFFLINE_SUFFIX, REALTIME_SUFFIX, raw_table_name
+from cremant.model.secrets import redact_document
 from cremant.shell.app import json_response, read_body
 
 DOCUMENT_BYTES_MAX = 4 * MIB
@@ -54,10 +59,36 @@ def with_document(handle: Callable[[Request, Any], Any]) -> Any:
 def parse_document(content_type: str, body: bytes) -> Any:
     if content_type.lower().startswith("multipart/"):
         body = _first_part(content_type, body)
+    if not body.strip():
+        raise InvalidConfig("the request body is empty", hint="send a JSON document")
     try:
         return msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
-        raise InvalidConfig(f"the request body is not valid JSON: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidConfig(f"the request body is not valid JSON: {_place(body, error)}") from error
+
+
+def _place(body: bytes, error: Exception) -> str:
+    """What is wrong, with line and column: the standard library's parser names them."""
+    try:
+        json.loads(body)
+    except json.JSONDecodeError as found:
+        line = found.doc.split("\n")[found.lineno - 1].strip() if found.doc else ""
+        return f"{found.msg} at line {found.lineno}, column {found.colno}: {line[:80]!r}"
+    except UnicodeDecodeError as found:
+        return f"byte {found.start} is not UTF-8"
+    except RecursionError:
+        return "nested too deeply"
+    half = _HALF_PAIR.search(body)
+    if half is not None:
+        number, column = body.count(b"\n", 0, half.start()) + 1, half.start() - body.rfind(b"\n", 0, half.start())
+        return f"half of a surrogate pair, {half[0].decode()}, at line {number}, column {column}"
+    return str(error)
+
+
+#: What the standard library's parser takes in texts, and no UTF-8 can hold.
+_HALF_PAIR = re.compile(
+    rb"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]..)\\u[dD][c-fC-F][\da-fA-F]{2}"
+)
 
 
 def _first_part(content_type: str, body: bytes) -> bytes:
@@ -79,6 +110,24 @@ def flag(request: Request, name: str, *, default: bool) -> bool:
     return value.lower() == "true"
 
 
+def integer(request: Request, name: str, *, default: int, at_least: int | None = None) -> int:
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    try:
+        number = int(value)
+    except ValueError:
+        raise UserError(f"query parameter {name}: expected a number, found {value!r}") from None
+    if at_least is not None and number < at_least:
+        raise UserError(f"query parameter {name}: expected at least {at_least}, found {number}")
+    return number
+
+
+def listed(request: Request, name: str) -> list[str]:
+    """Names of a parameter that may come several times, or be a comma-separated list."""
+    return [one for value in request.query_params.getlist(name) for one in value.split(",") if one]
+
+
 def table_type(request: Request, parameter: str = "type") -> str | None:
     """REALTIME, OFFLINE or None (not said)."""
     value = request.query_params.get(parameter)
@@ -96,13 +145,22 @@ def raw_name(name: str) -> str:
     return raw_table_name(name)
 
 
+def table_record(request: Request, catalog: Catalog, message: str = "Table {0}_REALTIME not found") -> TableRecord:
+    """Of the path's table. Raises NotFound with `message`, also where the query asks for an offline one: there are
+    none."""
+    name = raw_name(request.path_params["table"])
+    if "OFFLINE" in (table_type(request), table_type(request, "tableType")):
+        raise NotFound(message.format(name))
+    return catalog.table(name, message)
+
+
 def typed(name: str) -> str:
     return name + REALTIME_SUFFIX
 
 
 def changed(status: str, unrecognized: dict[str, Any]) -> dict[str, Any]:
     """Pinot's ConfigSuccessResponse."""
-    return {"unrecognizedProperties": unrecognized, "status": status}
+    return {"unrecognizedProperties": redact_document(unrecognized), "status": status}
 
 
 def utc_text(ms: int, pattern: str) -> str:

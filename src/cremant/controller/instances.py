@@ -2,8 +2,10 @@
 """Instances: who is a member (durable), who lives and what they last said (volatile).
 
 Rules
-- A report is *material* when others act on it (which segments and tails are served, which pipeline runs, errors);
-  progress numbers are not, so heartbeats of a busy, healthy cluster change no view.
+- A report is *material* when others act on it (which segments and tails are served, which tails have caught up, which
+  pipeline runs, errors); progress numbers are not, so heartbeats of a busy, healthy cluster change no view.
+- Heartbeats leave segments out that are as they were; what was left out is taken from the last report of that process.
+  So a heartbeat that arrives after a later one of its process must not count: its report would stay for long.
 - When the controller itself stood still (stopped process, starved machine), that time counts against nobody: a pause
   of its own must not look like everyone's death.
 """
@@ -11,12 +13,25 @@ Rules
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from cremant.cluster.membership import heard, is_live
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
-from cremant.model.cluster import InstanceReport, LiveInstance, PipelineReport, Role, TailReport, instance_key
+from cremant.model.cluster import (
+    CATCHING_UP,
+    InstanceRecord,
+    InstanceReport,
+    LiveInstance,
+    PipelineReport,
+    Role,
+    SegmentReport,
+    TailReport,
+    instance_key,
+)
 from cremant.model.errors import Conflict, NotFound
 from cremant.model.limits import HEARTBEAT_MS, INSTANCE_DEAD_AFTER_MS
 from cremant.wire.messages import Heartbeat
@@ -25,11 +40,19 @@ from cremant.wire.messages import Heartbeat
 OWN_PAUSE_MS = 4 * HEARTBEAT_MS
 
 
+#: Segments that are as they were are compared with the records this often all the same: a record may have changed.
+LOOK_AGAIN_MS = 10 * HEARTBEAT_MS
+
+
 @dataclass(slots=True)
 class _Heard:
+    nonce: str
+    number: int
     at_ms: int
     report: InstanceReport
-    signature: int
+    segments_hash: int
+    rest_hash: int
+    looked_at_ms: int = 0
 
 
 class Instances:
@@ -44,18 +67,54 @@ class Instances:
         self._looked_at_ms = self._started_ms
         self._liveness_changed = threading.Condition(catalog.lock)
 
-    def heartbeat(self, beat: Heartbeat) -> bool:
-        """Takes a heartbeat in; True when something material changed. Raises Fenced for a replaced process."""
+    def whole_report(self, beat: Heartbeat) -> InstanceReport | None:
+        """The report with the segments that were left out; None when they are not known here."""
+        if not beat.segments_kept:
+            return beat.report
+        with self._catalog.lock:
+            before = self._heard.get(beat.instance.id)
+            if before is None or before.nonce != beat.nonce:
+                return None
+            return msgspec.structs.replace(beat.report, segments=before.report.segments)
+
+    def is_due_to_be_looked_at(self, instance: str) -> bool:
+        """True every LOOK_AGAIN_MS for each instance."""
+        with self._catalog.lock:
+            heard, now_ms = self._heard[instance], self._clock.now_ms()
+            due = now_ms - heard.looked_at_ms >= LOOK_AGAIN_MS
+            if due:
+                heard.looked_at_ms = now_ms
+            return due
+
+    def heartbeat(self, beat: Heartbeat, report: InstanceReport | None = None) -> bool:
+        """Takes a heartbeat in (`report`: the whole one); True when something material changed. Raises Fenced for a
+        replaced process."""
+        report = report or beat.report
         with self._catalog.lock:
             known = self._catalog.members.get(beat.instance.id)
             member = heard(known, beat.instance, beat.nonce)
             if member is not known:
                 self._catalog.commit({instance_key(beat.instance.id): member})
             before = self._heard.get(beat.instance.id)
-            signature = _signature(beat.report)
-            self._heard[beat.instance.id] = _Heard(self._clock.now_ms(), beat.report, signature)
+            if before is not None and before.nonce == beat.nonce and beat.number < before.number:
+                return False
+            kept = beat.segments_kept and before is not None
+            heard_now = _Heard(
+                beat.nonce, beat.number, self._clock.now_ms(), report,
+                segments_hash=before.segments_hash if kept and before is not None else _hash_of_segments(report),
+                rest_hash=_hash_of_rest(report),
+                looked_at_ms=before.looked_at_ms if kept and before is not None else self._clock.now_ms(),
+            )  # fmt: skip
+            self._heard[beat.instance.id] = heard_now
             came_alive = self.refresh_liveness()
-            return member is not known or came_alive or before is None or before.signature != signature
+            if member is not known or came_alive or before is None:
+                return True
+            return (before.segments_hash, before.rest_hash) != (heard_now.segments_hash, heard_now.rest_hash)
+
+    def is_newest(self, beat: Heartbeat) -> bool:
+        """Nothing later was heard of its instance. The lock is held."""
+        last = self._heard.get(beat.instance.id)
+        return last is not None and (last.nonce, last.number) == (beat.nonce, beat.number)
 
     def refresh_liveness(self) -> bool:
         """True when an instance died or came back since the last look. Called by every heartbeat and every tick."""
@@ -92,19 +151,31 @@ class Instances:
                 raise NotFound(f"Instance {instance} not found")
             if self.is_alive(instance):
                 raise Conflict(f"Failed to drop instance {instance} - it is alive", hint="stop it first")
-            hosts = any(
-                instance in partition.replicas
-                for partitions in self._catalog.partitions.values()
-                for partition in partitions.values()
-            )
-            if hosts or any(
-                instance in segment.replicas
-                for segments in self._catalog.segments.values()
-                for segment in segments.values()
-            ):
-                raise Conflict(f"Failed to drop instance {instance} - tables have replicas on it")
+            hosted = self._tables_on(instance)
+            if hosted:
+                raise Conflict(
+                    f"Failed to drop instance {instance} - tables have replicas on it: {', '.join(hosted)}",
+                    hint="move them to others first: POST /tables/{table}/rebalance",
+                )
             self._heard.pop(instance, None)
             self._catalog.commit({instance_key(instance): None})
+
+    def set_enabled(self, instance: str, *, enabled: bool) -> None:
+        """Of any member, dead ones too. Raises NotFound."""
+        with self._catalog.lock:
+            member = self._catalog.members.get(instance)
+            if member is None:
+                raise NotFound(f"Instance {instance} not found")
+            if member.enabled != enabled:
+                self._catalog.commit({instance_key(instance): msgspec.structs.replace(member, enabled=enabled)})
+
+    def _tables_on(self, instance: str) -> list[str]:
+        return [
+            name
+            for name in sorted(self._catalog.tables)
+            if any(instance in partition.replicas for partition in self._catalog.partitions.get(name, {}).values())
+            or any(instance in segment.replicas for segment in self._catalog.segments.get(name, {}).values())
+        ]
 
     def is_alive(self, instance: str) -> bool:
         return instance in self._live
@@ -112,9 +183,30 @@ class Instances:
     def live(self, role: Role) -> list[str]:
         return sorted(name for name in self._live if self._catalog.members[name].record.role is role)
 
+    def is_enabled(self, instance: str) -> bool:
+        """It may get more. False of strangers."""
+        member = self._catalog.members.get(instance)
+        return member is not None and member.enabled
+
+    def usable(self) -> list[str]:
+        """Live servers that may get more."""
+        return [name for name in self.live(Role.SERVER) if self.is_enabled(name)]
+
     def reports(self) -> dict[str, InstanceReport]:
         """Last report of each live instance."""
         return {name: self._heard[name].report for name in sorted(self._live)}
+
+    def reports_by_table(self) -> dict[str, dict[str, InstanceReport]]:
+        """The same, parted by table: who looks at all tables goes through each report once, not once per table."""
+        parted: dict[str, dict[str, InstanceReport]] = {}
+        for instance, report in self.reports().items():
+            for table, part in _by_table(report).items():
+                parted.setdefault(table, {})[instance] = part
+        return parted
+
+    def without_tls(self) -> list[str]:
+        """Live servers that offer no HTTPS."""
+        return [name for name in self.live(Role.SERVER) if not self._catalog.members[name].record.tls_port]
 
     def heard_ms_ago(self, instance: str) -> int | None:
         last = self._heard.get(instance)
@@ -126,6 +218,7 @@ class Instances:
                 id=name,
                 role=member.record.role,
                 url=f"http://{_bracketed(member.record.host)}:{member.record.port}",
+                tls_url=_tls_url(member.record),
                 live=name in self._live,
                 nonce=member.nonce,
             )
@@ -137,19 +230,23 @@ class Instances:
         member = self._catalog.members.get(instance)
         return member is not None and nonce in member.retired
 
-    def tails(self, table: str, incarnation: str) -> dict[str, dict[str, TailReport]]:
-        """partition (as text) -> instance -> report."""
+    def tails(
+        self, table: str, incarnation: str, reports: Mapping[str, InstanceReport] | None = None
+    ) -> dict[str, dict[str, TailReport]]:
+        """partition (as text) -> instance -> report. `reports`: the table's, if they are at hand."""
         found: dict[str, dict[str, TailReport]] = {}
-        for name, report in self.reports().items():
+        for name, report in (self.reports() if reports is None else reports).items():
             for tail in report.tails:
                 if tail.table == table and tail.incarnation == incarnation:
                     found.setdefault(str(tail.partition), {})[name] = tail
         return found
 
-    def pipeline(self, table: str, incarnation: str, holder: str | None) -> PipelineReport | None:
-        """What the live pipeline says of a table; the lease holder's word goes first."""
+    def pipeline(
+        self, table: str, incarnation: str, holder: str | None, reports: Mapping[str, InstanceReport] | None = None
+    ) -> PipelineReport | None:
+        """What the live pipeline says of a table; the lease holder's word goes first. `reports` as of `tails`."""
         found: PipelineReport | None = None
-        for name, report in self.reports().items():
+        for name, report in (self.reports() if reports is None else reports).items():
             for said in report.pipelines:
                 if said.table == table and said.incarnation == incarnation:
                     if holder is not None and holder.startswith(name):
@@ -166,15 +263,42 @@ class Instances:
         )
 
 
+def _by_table(report: InstanceReport) -> dict[str, InstanceReport]:
+    segments: dict[str, list[SegmentReport]] = {}
+    tails: dict[str, list[TailReport]] = {}
+    pipelines: dict[str, list[PipelineReport]] = {}
+    for segment in report.segments:
+        segments.setdefault(segment.table, []).append(segment)
+    for tail in report.tails:
+        tails.setdefault(tail.table, []).append(tail)
+    for pipeline in report.pipelines:
+        pipelines.setdefault(pipeline.table, []).append(pipeline)
+    return {
+        table: InstanceReport(
+            segments=tuple(segments.get(table, ())),
+            tails=tuple(tails.get(table, ())),
+            pipelines=tuple(pipelines.get(table, ())),
+        )
+        for table in {**segments, **tails, **pipelines}
+    }
+
+
+def _tls_url(record: InstanceRecord) -> str:
+    return f"https://{_bracketed(record.host)}:{record.tls_port}" if record.tls_port else ""
+
+
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _signature(report: InstanceReport) -> int:
+def _hash_of_segments(report: InstanceReport) -> int:
+    return hash(tuple((said.table, said.segment, said.state, said.checksum, said.error) for said in report.segments))
+
+
+def _hash_of_rest(report: InstanceReport) -> int:
     return hash(
         (
-            tuple((said.table, said.segment, said.state, said.checksum, said.error) for said in report.segments),
-            tuple((tail.table, tail.incarnation, tail.partition, tail.error) for tail in report.tails),
+            tuple((t.table, t.incarnation, t.partition, t.state == CATCHING_UP, t.error) for t in report.tails),
             tuple((p.table, p.incarnation, p.state, p.generation, p.restarts, p.error) for p in report.pipelines),
         )
     )

@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from cremant.cluster.retention import is_safe
+from cremant.completion.copies import Totals, totals
 from cremant.controller.core import Controller
-from cremant.model.segments import SegmentStatus
+from cremant.controller.objects import Looked
+from cremant.controller.repair import RepairReport
 
 
 class ControllerCollector(Collector):
@@ -26,7 +27,8 @@ class ControllerCollector(Collector):
                 name: list(found.values()) for name, found in catalog.segments.items() if name in catalog.tables
             }
             paused = sum(record.paused for record in catalog.tables.values())
-            tables, drops = len(catalog.tables), len(catalog.drops)
+            policies = {name: self._controller.policy(record) for name, record in catalog.tables.items()}
+            tables, drops = len(catalog.tables), len(catalog.being_removed())
         yield _gauge("cremant_tables", "Tables.", tables)
         yield _gauge("cremant_tables_paused", "Tables whose consumption is paused.", paused)
         yield _gauge("cremant_tables_being_removed", "Dropped tables whose bytes are not gone yet.", drops)
@@ -37,16 +39,64 @@ class ControllerCollector(Collector):
             live.add_metric([role, str(is_live).lower()], count)
         yield live
         states = GaugeMetricFamily("cremant_segments", "Segments by table and status.", labels=["table", "status"])
-        unsafe = GaugeMetricFamily(
-            "cremant_segments_unsafe", "Sealed segments that the loss of one server could lose.", labels=["table"]
-        )
         for table, found in sorted(segments.items()):
             for status, count in sorted(Counter(str(segment.status) for segment in found).items()):
                 states.add_metric([table, status], count)
-            sealed = (segment for segment in found if segment.status is SegmentStatus.DONE)
-            unsafe.add_metric([table], sum(not is_safe(segment) for segment in sealed))
         yield states
-        yield unsafe
+        yield from _repair(self._controller.repair.report)
+        yield from _objects(self._controller.objects.looked)
+        yield from _copies({table: totals(found, policies[table]) for table, found in sorted(segments.items())})
+
+
+def _repair(report: RepairReport) -> Iterable[Metric]:
+    yield _gauge(
+        "cremant_repair_missing", "Sealed segments that miss a copy, or their object in the store.", report.missing
+    )
+    yield _gauge("cremant_repair_uploads", "Uploads that repair has under way.", report.uploading)
+    totals: list[tuple[str, str, int]] = [
+        ("cremant_repair_runs", "Runs of the repair of copies.", report.runs_total),
+        ("cremant_repair_records_read", "Records that runs of repair looked at.", report.looked_at_total),
+        ("cremant_repair_records_written", "Records that runs of repair changed.", report.written_total),
+        (
+            "cremant_repair_reports_read",
+            "Reports of replicas that runs of repair went through.",
+            report.reports_read_total,
+        ),
+        ("cremant_repair_uploaded", "Uploads that repair asked for and that landed.", report.uploads_total),
+        ("cremant_repair_upload_failures", "Uploads that repair asked for in vain.", report.upload_failures_total),
+    ]
+    for name, doc, value in totals:
+        yield CounterMetricFamily(name, doc, value=value)
+
+
+def _objects(looked: Looked) -> Iterable[Metric]:
+    for name, doc, value in (
+        ("cremant_store_objects_looked_at", "Stored objects that were looked for.", looked.objects),
+        ("cremant_store_objects_gone", "Of them, objects that were not there, or damaged.", looked.gone),
+        ("cremant_store_objects_swept", "Stored objects that were removed since no record names them.", looked.swept),
+    ):
+        yield CounterMetricFamily(name, doc, value=value)
+
+
+def _copies(by_table: dict[str, Totals]) -> Iterable[Metric]:
+    """Where the bytes of sealed segments are."""
+    families: list[tuple[str, str, Callable[[Totals], int]]] = [
+        (
+            "cremant_segments_unsafe",
+            "Sealed segments that the loss of one server could lose.",
+            lambda found: found.single_copy + found.no_copy + found.lost,
+        ),
+        ("cremant_segments_single_copy", "Sealed segments with one copy and none in the store.",
+         lambda found: found.single_copy),
+        ("cremant_segments_lost", "Sealed segments of which no copy is left.", lambda found: found.lost),
+        ("cremant_upload_backlog", "Sealed segments that should be in the store and are not.",
+         lambda found: found.upload_backlog),
+    ]  # fmt: skip
+    for name, doc, count in families:
+        family = GaugeMetricFamily(name, doc, labels=["table"])
+        for table, found in by_table.items():
+            family.add_metric([table], count(found))
+        yield family
 
 
 def _gauge(name: str, doc: str, value: float) -> Metric:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipeline leases, generations and bases: carries out `cluster.leases`.
 
-Rule: only what fences is durable (who holds, which generation, which base); renewals are kept in memory, and after a
-restart of the controller the known holder gets one full lease before anyone else may have it.
+Rule: only what fences is durable (who holds, which generation, which base); until when is kept in memory, and after a
+restart of the controller the known holder gets one full lease before anyone else may have it, whatever the wall clock
+of the earlier run was.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Pipelines:
         if table_record is None or table_record.incarnation != incarnation:
             raise Fenced(f"table {table} has no incarnation {incarnation}", hint="it was dropped: let it go")
         record = self._catalog.pipelines[table]
-        until_ms = max(record.lease_until_ms, self._renewed_until_ms.get(table, 0)) if record.holder else 0
+        until_ms = self._renewed_until_ms.get(table, 0) if record.holder else 0
         return msgspec.structs.replace(record, lease_until_ms=until_ms)
 
     def lease(self, request: LeaseRequest) -> LeaseReply:

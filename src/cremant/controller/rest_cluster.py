@@ -15,7 +15,7 @@ from cremant.controller.core import Controller
 from cremant.controller.http import answering, raw_name, typed
 from cremant.controller.status import status
 from cremant.model.cluster import InstanceRecord, Role
-from cremant.model.errors import DeadlineExceeded, NotFound, Unavailable
+from cremant.model.errors import DeadlineExceeded, NotFound, Unavailable, UserError
 from cremant.model.limits import MIB, QUERY_TIMEOUT_MS
 from cremant.shell.app import read_body
 from cremant.shell.logs import CAUSE_HEADER, current_cause
@@ -55,6 +55,7 @@ class ClusterRest:
         return [
             *(Route(path, answering(handle), methods=["GET"]) for path, handle in gets),
             Route("/instances/{instance}", answering(self.forget_instance), methods=["DELETE"]),
+            Route("/instances/{instance}/state", answering(self.set_state), methods=["PUT"]),
             Route("/sql", self.sql, methods=["GET", "POST"]),
         ]
 
@@ -76,7 +77,7 @@ class ClusterRest:
         return {
             "instanceName": record.id,
             "hostName": record.host,
-            "enabled": record.enabled,
+            "enabled": member.enabled,
             "port": str(record.port),
             "tags": list(record.tags) or _default_tags(record.role),
             "pools": None,
@@ -90,6 +91,19 @@ class ClusterRest:
     def forget_instance(self, request: Request) -> dict[str, str]:
         self._instances.forget(request.path_params["instance"])
         return {"status": "Successfully dropped instance"}
+
+    def set_state(self, request: Request) -> dict[str, str]:
+        """`state`: ENABLE, DISABLE (nothing new goes there; what is there is served until a rebalance moved it) or
+        DROP."""
+        name, state = request.path_params["instance"], request.query_params.get("state", "")
+        match state.upper():
+            case "ENABLE" | "DISABLE":
+                self._instances.set_enabled(name, enabled=state.upper() == "ENABLE")
+            case "DROP":
+                self._instances.forget(name)
+            case _:
+                raise UserError(f"Unknown state '{state}'", hint="state=ENABLE, DISABLE or DROP")
+        return {"status": f"Request to {state} instance '{name}' is successful"}
 
     def tenants(self, request: Request) -> dict[str, list[str]]:
         return {"SERVER_TENANTS": [TENANT], "BROKER_TENANTS": [TENANT]}

@@ -14,6 +14,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cremant.controller.core import Controller
+from cremant.controller.http import flag
+from cremant.controller.view import Newer
 from cremant.model.errors import Unavailable, UserError
 from cremant.model.limits import MIB, VIEW_POLL_MS
 from cremant.shell.app import read_body
@@ -25,7 +27,9 @@ from cremant.wire.messages import (
     Heartbeat,
     LeaseRequest,
     SegmentConsumed,
+    SegmentStored,
 )
+from cremant.wire.view import DELTAS, VIEW_HEADER
 
 #: A heartbeat names each segment of a server: 100 k of them at ~200 bytes.
 _MESSAGE_BYTES_MAX = 32 * MIB
@@ -55,14 +59,19 @@ def internal_routes(controller: Controller) -> list[BaseRoute]:
         except ValueError as error:
             raise UserError(f"since and timeoutMs are numbers: {error}") from error
         timeout_s = min(max(timeout_ms, 0), 6 * VIEW_POLL_MS) / 1000
-        encoded = await _poll(request, controller, since, query.get("nonce", ""), timeout_s)
-        return Response(status_code=304) if encoded is None else Response(encoded, media_type="application/json")
+        deltas = flag(request, "deltas", default=False)
+        newer = await _poll(request, controller, since, query.get("nonce", ""), timeout_s, deltas=deltas)
+        if newer is None:
+            return Response(status_code=304)
+        headers = {VIEW_HEADER: DELTAS} if newer.deltas else None
+        return Response(newer.body, headers=headers, media_type="application/json")
 
     threads = anyio.CapacityLimiter(_THREADS)
     posts: list[tuple[str, type[Any], Callable[[Any], Any]]] = [
         ("heartbeat", Heartbeat, controller.heartbeat),
         ("segmentConsumed", SegmentConsumed, controller.commits.consumed),
         ("commitEnd", CommitEnd, controller.commits.ended),
+        ("segmentStored", SegmentStored, controller.commits.stored),
         ("pipeline/lease", LeaseRequest, controller.pipelines.lease),
         ("pipeline/generation", GenerationRequest, controller.pipelines.generation),
         ("pipeline/base", BaseRequest, controller.pipelines.base),
@@ -74,10 +83,12 @@ def internal_routes(controller: Controller) -> list[BaseRoute]:
     return [*routes, Route("/internal/v1/view", view, methods=["GET"])]
 
 
-async def _poll(request: Request, controller: Controller, since: int, nonce: str, timeout_s: float) -> bytes | None:
+async def _poll(
+    request: Request, controller: Controller, since: int, nonce: str, timeout_s: float, *, deltas: bool = False
+) -> Newer | None:
     """A long poll that also ends when the process is told to stop."""
     stopping = asyncio.ensure_future(request.app.state.stopping.wait())
-    polling = asyncio.ensure_future(controller.view.wait_newer(since, nonce, timeout_s))
+    polling = asyncio.ensure_future(controller.view.wait_newer(since, nonce, timeout_s, deltas=deltas))
     try:
         await asyncio.wait({stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
         return polling.result() if polling.done() else None

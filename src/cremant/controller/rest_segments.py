@@ -8,15 +8,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
-from cremant.cluster.states import States, external_view, ideal_state
+from cremant.cluster.states import States, external_view
 from cremant.controller.core import Controller
-from cremant.controller.http import NotBuilt, answering, raw_name, table_type, utc_text
-from cremant.model.cluster import TableRecord, TailReport
-from cremant.model.errors import Conflict, CremantError, NotFound
+from cremant.controller.http import NotBuilt, answering, raw_name, table_record
+from cremant.controller.status import stream_ends
+from cremant.controller.streams import Round
+from cremant.model.cluster import BLOCKED, Role, TableRecord, TailReport
+from cremant.model.errors import Conflict, NotFound
 from cremant.model.segments import SegmentMetadata, SegmentStatus
-
-#: What Pinot shows for "no checksum yet": Long.MIN_VALUE.
-_NO_CRC = -(2**63)
+from cremant.shell.segment_json import crc_of, full_metadata
 
 
 class SegmentRest:
@@ -31,6 +31,7 @@ class SegmentRest:
             Route("/tables/{table}/externalview", answering(self.external_view), methods=get),
             Route("/tables/{table}/size", answering(self.size), methods=get),
             Route("/tables/{table}/consumingSegmentsInfo", answering(self.consuming_info), methods=get),
+            Route("/debug/tables/{table}", answering(self.debug), methods=get),
             Route("/segments/{table}", answering(self.listed), methods=get),
             Route("/tables/{table}/metadata", answering(self.table_metadata), methods=get),
             Route("/segments/{table}/crc", answering(self.crcs), methods=get),
@@ -42,21 +43,9 @@ class SegmentRest:
 
     # --- lookups --------------------------------------------------------------------------------------------------
 
-    def _record(self, request: Request, message: str = "Table {0}_REALTIME not found") -> TableRecord:
-        name = raw_name(request.path_params["table"])
-        record = self._catalog.tables.get(name)
-        if record is None or table_type(request) == "OFFLINE" or table_type(request, "tableType") == "OFFLINE":
-            raise NotFound(message.format(name))
-        return record
-
     def _segments(self, record: TableRecord) -> dict[str, SegmentMetadata]:
         with self._catalog.lock:
             return dict(sorted(self._catalog.segments.get(record.config.name, {}).items()))
-
-    def _ideal(self, record: TableRecord) -> States:
-        with self._catalog.lock:
-            name = record.config.name
-            return ideal_state(self._catalog.partitions.get(name, {}).values(), self._segments(record).values())
 
     def _external(self, record: TableRecord) -> States:
         with self._catalog.lock:
@@ -69,15 +58,16 @@ class SegmentRest:
     # --- states ---------------------------------------------------------------------------------------------------
 
     def ideal_state(self, request: Request) -> dict[str, Any]:
-        return {"OFFLINE": None, "REALTIME": self._ideal(self._record(request, "Table not found"))}
+        record = table_record(request, self._catalog, "Table not found")
+        return {"OFFLINE": None, "REALTIME": self._catalog.ideal_state(record.config.name)}
 
     def external_view(self, request: Request) -> dict[str, Any]:
-        return {"OFFLINE": None, "REALTIME": self._external(self._record(request, "Table not found"))}
+        return {"OFFLINE": None, "REALTIME": self._external(table_record(request, self._catalog, "Table not found"))}
 
     def servers(self, request: Request) -> list[dict[str, Any]]:
-        record = self._record(request)
+        record = table_record(request, self._catalog)
         by_server: dict[str, list[str]] = {}
-        for segment, replicas in self._ideal(record).items():
+        for segment, replicas in self._catalog.ideal_state(record.config.name).items():
             for server in replicas:
                 by_server.setdefault(server, []).append(segment)
         return [
@@ -88,13 +78,52 @@ class SegmentRest:
             }
         ]
 
+    def debug(self, request: Request) -> list[dict[str, Any]]:
+        """What is wrong with a table: replicas in error, the pipeline's trouble."""
+        record = table_record(request, self._catalog, "Table {0} not found")
+        name, instances = record.config.name, self._controller.instances
+        with self._catalog.lock:
+            ideal, size = self._catalog.ideal_state(record.config.name), self.size(request)
+            pipeline = instances.pipeline(name, record.incarnation, None)
+            tails = [tail for held in instances.tails(name, record.incarnation).values() for tail in held.values()]
+            broken = [
+                (said.segment, instance, said.error)
+                for instance, report in instances.reports().items()
+                for said in report.segments
+                if said.table == name and said.error
+            ]
+        troubles = [tail.error for tail in tails if tail.error] + ([pipeline.error] if pipeline else [])
+        trouble = next((text for text in troubles if text), "")
+        return [
+            {
+                "tableName": record.config.name_with_type,
+                "numSegments": len(ideal),
+                "numServers": len({server for replicas in ideal.values() for server in replicas}),
+                "numBrokers": len(instances.live(Role.BROKER)),
+                "segmentDebugInfos": [
+                    {
+                        "segmentName": segment,
+                        "serverState": {instance: {"errorInfo": {"errorMessage": error}}},
+                    }
+                    for segment, instance, error in sorted(broken)
+                ],
+                "serverDebugInfos": [],
+                "brokerDebugInfos": [],
+                "ingestionStatus": {"ingestionState": "UNHEALTHY" if trouble else "HEALTHY", "errorMessage": trouble},
+                "tableSize": {
+                    "reportedSize": f"{size['reportedSizeInBytes']} bytes",
+                    "estimatedSize": f"{size['estimatedSizeInBytes']} bytes",
+                },
+            }
+        ]
+
     # --- lists and metadata ---------------------------------------------------------------------------------------
 
     def listed(self, request: Request) -> list[dict[str, list[str]]]:
-        return [{"REALTIME": list(self._segments(self._record(request)))}]
+        return [{"REALTIME": list(self._segments(table_record(request, self._catalog)))}]
 
     def metadata(self, request: Request) -> dict[str, str]:
-        record = self._record(request)
+        record = table_record(request, self._catalog)
         segment = self._segments(record).get(request.path_params["segment"])
         if segment is None:
             name = request.path_params["segment"]
@@ -102,7 +131,7 @@ class SegmentRest:
         return store_metadata(record, segment)
 
     def all_metadata(self, request: Request) -> dict[str, Any]:
-        record = self._record(request)
+        record = table_record(request, self._catalog)
         wanted = request.query_params.getlist("segments")
         return {
             name: full_metadata(record, segment)
@@ -111,7 +140,7 @@ class SegmentRest:
         }
 
     def table_metadata(self, request: Request) -> dict[str, Any]:
-        self._record(request)
+        table_record(request, self._catalog)
         raise NotBuilt("Table type : REALTIME not yet supported.")
 
     def crcs(self, request: Request) -> dict[str, Any]:
@@ -119,7 +148,7 @@ class SegmentRest:
         raise NotFound(f"Table '{raw_name(request.path_params['table'])}_OFFLINE' not found.")
 
     def deleted(self, request: Request) -> dict[str, str]:
-        record = self._record(request)
+        record = table_record(request, self._catalog)
         segment = self._segments(record).get(request.path_params["segment"])
         if segment is not None and segment.status is not SegmentStatus.DONE:
             raise Conflict(f"segment {segment.name} is {segment.status}: only sealed segments can be deleted")
@@ -130,7 +159,7 @@ class SegmentRest:
     # --- sizes and consumption ------------------------------------------------------------------------------------
 
     def size(self, request: Request) -> dict[str, Any]:
-        record = self._record(request, "Table {0} not found")
+        record = table_record(request, self._catalog, "Table {0} not found")
         reported: dict[str, dict[str, int]] = {}
         for instance, report in self._controller.instances.reports().items():
             for said in report.segments:
@@ -138,7 +167,7 @@ class SegmentRest:
                     reported.setdefault(said.segment, {})[instance] = said.bytes
         segments = {
             name: _segment_size(name, sorted(replicas), reported.get(name, {}))
-            for name, replicas in self._ideal(record).items()
+            for name, replicas in self._catalog.ideal_state(record.config.name).items()
         }
         known = [segment for segment in segments.values() if segment["reportedSizeInBytes"] >= 0]
         total = sum(segment["reportedSizeInBytes"] for segment in known) if known else -1
@@ -159,19 +188,21 @@ class SegmentRest:
         }
 
     def consuming_info(self, request: Request) -> dict[str, Any]:
-        record = self._record(request, "Table {0}_REALTIME not found!")
+        record = table_record(request, self._catalog, "Table {0}_REALTIME not found!")
         tails = self._controller.instances.tails(record.config.name, record.incarnation)
         with self._catalog.lock:
             partitions = dict(self._catalog.partitions.get(record.config.name, {}))
             expected = {server for partition in partitions.values() for server in partition.replicas}
             failing = [server for server in expected if not self._controller.instances.is_alive(server)]
         consuming = {} if record.paused and self._is_paused(record) else partitions
+        ends = stream_ends(self._controller, record, consuming, Round())
         return {
             "serversFailingToRespond": len(failing),
             "serversUnparsableRespond": 0,
             "_segmentToConsumingInfoMap": {
                 partition.consuming: [
-                    self._consumer(record, server, tail) for server, tail in sorted(tails.get(str(number), {}).items())
+                    self._consumer(server, tail, ends.get(number))
+                    for server, tail in sorted(tails.get(str(number), {}).items())
                 ]
                 for number, partition in sorted(consuming.items())
             },
@@ -181,18 +212,17 @@ class SegmentRest:
         pipeline = self._controller.instances.pipeline(record.config.name, record.incarnation, None)
         return pipeline is None or pipeline.state == "paused"
 
-    def _consumer(self, record: TableRecord, server: str, tail: TailReport) -> dict[str, Any]:
+    def _consumer(self, server: str, tail: TailReport, latest: int | None) -> dict[str, Any]:
         partition, at = str(tail.partition), tail.watermark.next_offset
-        try:
-            latest = self._controller.log.latest(record.config.stream.topic, tail.partition)
-            latest_text, lag_text = str(latest), str(max(0, latest - at))
-        except CremantError:
-            latest_text = lag_text = "NOT_CALCULATED"
+        latest_text = "NOT_CALCULATED" if latest is None else str(latest)
+        lag_text = "NOT_CALCULATED" if latest is None else str(max(0, latest - at))
         freshness = tail.watermark.freshness_ms
         behind_ms = "NOT_CALCULATED" if freshness is None else str(max(0, self._controller.clock.now_ms() - freshness))
+        blocked = {"tailState": tail.state} if tail.state in BLOCKED else {}  # a key that Pinot has not
         return {
             "serverName": server,
-            "consumerState": "NOT_CONSUMING" if tail.error else "CONSUMING",
+            "consumerState": "NOT_CONSUMING" if tail.error or blocked else "CONSUMING",
+            **blocked,
             "lastConsumedTimestamp": freshness or 0,
             "partitionToOffsetMap": {partition: str(at)},
             "partitionOffsetInfo": {
@@ -213,14 +243,6 @@ def _segment_size(name: str, replicas: list[str], reported: dict[str, int]) -> d
             server: {"segmentName": name, "diskSizeInBytes": reported.get(server, -1)} for server in replicas
         },
     }
-
-
-def crc_of(segment: SegmentMetadata) -> int:
-    """A 64-bit number of the content checksum, where Pinot shows its CRC."""
-    if segment.checksum is None:
-        return _NO_CRC
-    digits = segment.checksum.rpartition(":")[2][:15]
-    return int(digits, 16) if digits else _NO_CRC
 
 
 def store_metadata(record: TableRecord, segment: SegmentMetadata) -> dict[str, str]:
@@ -249,36 +271,3 @@ def store_metadata(record: TableRecord, segment: SegmentMetadata) -> dict[str, s
             "segment.time.unit": "MILLISECONDS",
         }
     return shown
-
-
-def full_metadata(record: TableRecord, segment: SegmentMetadata) -> dict[str, Any]:
-    """What Pinot's servers say of a segment."""
-    done = segment.status is SegmentStatus.DONE
-    has_time = done and segment.min_time_ms is not None
-    start, end = segment.start_offset if done else None, segment.end_offset if done else None
-    return {
-        "segmentName": segment.name,
-        "schemaName": record.table_schema.name,
-        "crc": crc_of(segment),
-        "creationTimeMillis": segment.created_ms,
-        "creationTimeReadable": _readable(segment.created_ms),
-        "timeColumn": record.config.time_column if has_time else None,
-        "timeUnit": "MILLISECONDS" if has_time else None,
-        "timeGranularitySec": None,
-        "startTimeMillis": segment.min_time_ms,
-        "startTimeReadable": _readable(segment.min_time_ms),
-        "endTimeMillis": segment.max_time_ms,
-        "endTimeReadable": _readable(segment.max_time_ms),
-        "segmentVersion": None,
-        "creatorName": None,
-        "totalDocs": segment.rows,
-        "custom": {},
-        "startOffset": None if start is None else str(start),
-        "endOffset": None if end is None else str(end),
-        "indexes": {},
-        "star-tree-index": None,
-    }
-
-
-def _readable(ms: int | None) -> str | None:
-    return None if ms is None else f"{utc_text(ms, '%Y-%m-%dT%H:%M:%S')}:{ms % 1000:03d} UTC"

@@ -3,18 +3,37 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from cremant.controller.core import Controller
-from cremant.controller.http import answering, changed, raw_name, table_type, typed, utc_text, with_document
+from cremant.controller.http import (
+    answering,
+    changed,
+    raw_name,
+    table_record,
+    table_type,
+    typed,
+    utc_text,
+    with_document,
+)
 from cremant.model.cluster import TableRecord
-from cremant.model.errors import InvalidConfig, NotFound, UserError
+from cremant.model.completion import StorePolicy
+from cremant.model.errors import CremantError, InvalidConfig, NotFound, UserError
 from cremant.model.schema import Schema
 from cremant.model.schema_json import parse_schema, schema_to_json
+from cremant.model.secrets import redact_document
+from cremant.model.table import TableConfig
 from cremant.model.table_json import parse_table, table_to_json
+from cremant.shell.deepstore import probe
+from cremant.shell.logs import log_event
+
+_log = logging.getLogger(__name__)
 
 
 class TableRest:
@@ -61,18 +80,36 @@ class TableRest:
 
     def created(self, request: Request, document: Any) -> dict[str, Any]:
         config = self._tables.create(document)
-        return changed(f"Table {config.name_with_type} successfully added", config.unrecognized)
+        answer = changed(f"Table {config.name_with_type} successfully added", config.unrecognized)
+        return answer | self._store_warnings(config.name)
+
+    def _store_warnings(self, name: str) -> dict[str, list[str]]:
+        """Wrong settings of a store are noticed now, not when the first segment is sealed; but a store that is just
+        down is no reason to refuse a table."""
+        record = self._catalog.tables.get(name)
+        if record is None or self._controller.policy(record) is StorePolicy.PEERS_ONLY:
+            return {}
+        try:
+            self._controller.objects.claim()
+            with tempfile.TemporaryDirectory() as scratch:
+                trouble = probe(self._controller.deep_store, Path(scratch))
+        except CremantError as error:
+            trouble = str(error)
+        if trouble is None:
+            return {}
+        log_event(_log, "a table's deep store fails", level=logging.WARNING, table=name, error=trouble)
+        return {"warnings": [f"the table is accepted, but its deep store cannot be used now: {trouble}"]}
 
     def validated(self, request: Request, document: Any) -> dict[str, Any]:
         config, _ = self._tables.check(document)
-        return {"REALTIME": table_to_json(config), "unrecognizedProperties": config.unrecognized}
+        return {"REALTIME": _shown(config), "unrecognizedProperties": redact_document(config.unrecognized)}
 
     def shown(self, request: Request) -> dict[str, Any]:
         written, kind = request.path_params["table"], table_type(request)
         record = self._catalog.tables.get(raw_name(written))
         if kind == "OFFLINE" or record is None:
             raise NotFound(f"Table {raw_name(written)}{f'_{kind}' if kind else ''} does not exist")
-        return {"REALTIME": table_to_json(record.config)}
+        return {"REALTIME": _shown(record.config)}
 
     def replaced(self, request: Request, document: Any) -> dict[str, Any]:
         name = raw_name(request.path_params["table"])
@@ -80,8 +117,13 @@ class TableRest:
             raise InvalidConfig(
                 f"Invalid table config: {name} with error: Failed to find schema for table: {typed(name)}"
             )
+        before = self._catalog.tables.get(name)
         config = self._tables.change(name, document)
-        return changed(f"Table config updated for {config.name}", config.unrecognized)
+        answer = changed(f"Table config updated for {config.name}", config.unrecognized)
+        after = self._catalog.tables.get(name)
+        if before is None or after is None or self._controller.policy(before) is self._controller.policy(after):
+            return answer
+        return answer | self._store_warnings(name)
 
     def deleted(self, request: Request) -> dict[str, str]:
         name, kind = raw_name(request.path_params["table"]), table_type(request)
@@ -94,7 +136,7 @@ class TableRest:
     # --- state ----------------------------------------------------------------------------------------------------
 
     def _record(self, request: Request) -> TableRecord:
-        return self._tables.find(raw_name(request.path_params["table"]))
+        return table_record(request, self._catalog, "Table {0}_REALTIME not found!")
 
     def state(self, request: Request) -> dict[str, str]:
         return {"state": "enabled" if self._record(request).enabled else "disabled"}
@@ -172,12 +214,13 @@ class TableRest:
         return {
             "tableName": name,
             "schema": schema_to_json(record.table_schema),
-            "realtime": table_to_json(record.config),
+            "realtime": _shown(record.config),
         }
 
     def configs_created(self, request: Request, document: Any) -> dict[str, Any]:
         name, schema, realtime, unrecognized = _configs(document)
-        self._tables.check(realtime, schema)
+        config, _ = self._tables.check(realtime, schema)
+        self._tables.refuse_existing(config)  # before its schema changes
         schema_is_new = schema.name not in self._catalog.schemas
         self._controller.schemas.add(document["schema"], override=True, force=False)
         try:
@@ -192,9 +235,7 @@ class TableRest:
         name, schema, realtime, unrecognized = _configs(document)
         if name != raw_name(request.path_params["table"]):
             raise InvalidConfig(f"tableName in the body is {name}, not {request.path_params['table']}")
-        self._tables.check(realtime, schema)
-        self._controller.schemas.add(document["schema"], override=True, force=False)
-        self._tables.change(name, realtime)
+        self._tables.change(name, realtime, schema)
         return changed(f"TableConfigs updated for {name}", unrecognized)
 
     def configs_validated(self, request: Request, document: Any) -> dict[str, Any]:
@@ -203,7 +244,7 @@ class TableRest:
         return {
             "tableName": name,
             "schema": schema_to_json(schema),
-            "realtime": table_to_json(config),
+            "realtime": _shown(config),
             "unrecognizedProperties": unrecognized,
         }
 
@@ -213,6 +254,12 @@ class TableRest:
             self._tables.drop(name)
         self._controller.schemas.delete(name)
         return {"status": f"Deleted table configs for {name}"}
+
+
+def _shown(config: TableConfig) -> dict[str, Any]:
+    """Without the values of secrets."""
+    shown: dict[str, Any] = redact_document(table_to_json(config))
+    return shown
 
 
 def _configs(document: Any) -> tuple[str, Schema, dict[str, Any], dict[str, Any]]:

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 from cremant.controller.core import Controller
 from cremant.controller.http import answering, flag, with_document
 from cremant.controller.tables import is_internal_topic
-from cremant.log.api import TopicInfo
+from cremant.log.api import Log, TopicInfo
 from cremant.log.partitioner import Turns
 from cremant.log.produce import produce_lines
 from cremant.model.errors import Conflict, InvalidConfig, UserError
@@ -29,9 +29,12 @@ from cremant.shell.app import json_response, read_body
 class TopicRest:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._log = controller.log
         self._turns: dict[str, Turns] = {}
         self._guard = threading.Lock()
+
+    @property
+    def _log(self) -> Log:
+        return self._controller.streams.logs.embedded
 
     def routes(self) -> list[BaseRoute]:
         return [
@@ -91,7 +94,9 @@ class TopicRest:
         self._refuse_internal(topic)
         with self._controller.catalog.lock:
             users = [
-                name for name, record in self._controller.catalog.tables.items() if record.config.stream.topic == topic
+                name
+                for name, record in self._controller.catalog.tables.items()
+                if (record.config.stream.stream_type, record.config.stream.topic) == ("embedded", topic)
             ]
         if users:
             raise Conflict(

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import cremant
+from cremant.completion.copies import Safety, safety_of, totals
 from cremant.controller.core import Controller
-from cremant.model.cluster import TableView, as_json
+from cremant.controller.streams import Round
+from cremant.model.cluster import TableRecord, TableView, as_json
 from cremant.model.errors import CremantError
+from cremant.model.limits import STREAM_LOOK_MS
 from cremant.model.segments import ReplicaState, SegmentStatus
 
 
 def status(controller: Controller) -> dict[str, Any]:
     """Units are in the names; a number that nobody knows is null."""
     view = controller.view.build(controller.view.version)
+    streams = Round()
     return {
         "version": cremant.__version__,
         "viewVersion": view.version,
@@ -27,16 +32,19 @@ def status(controller: Controller) -> dict[str, Any]:
                 "url": instance.url,
                 "live": instance.live,
                 "heardMsAgo": controller.instances.heard_ms_ago(instance.id),
+                "enabled": controller.instances.is_enabled(instance.id),
             }
             for instance in view.instances
         ],
-        "tables": [_table(controller, table) for _, table in sorted(view.tables.items())],
+        "repair": as_json(controller.repair.report),
+        "tables": [_table(controller, table, streams) for _, table in sorted(view.tables.items())],
     }
 
 
-def _table(controller: Controller, table: TableView) -> dict[str, Any]:
+def _table(controller: Controller, table: TableView, streams: Round) -> dict[str, Any]:
     record = table.record
-    partitions = [_partition(controller, table, index) for index in range(len(table.partitions))]
+    ends = stream_ends(controller, record, [view.record.partition for view in table.partitions], streams)
+    partitions = [_partition(controller, table, index, ends) for index in range(len(table.partitions))]
     lags = [partition["lagRows"] for partition in partitions]
     epochs = [partition["epoch"] for partition in partitions if partition["epoch"] is not None]
     return {
@@ -72,6 +80,7 @@ def _pipeline(table: TableView) -> dict[str, Any]:
 def _segments(controller: Controller, table: TableView) -> dict[str, Any]:
     with controller.catalog.lock:
         everyone = list(controller.catalog.segments.get(table.name, {}).values())
+    copies = totals(table.segments, controller.policy(table.record))
     online = {name for name, replicas in table.external.items() if ReplicaState.ONLINE in replicas.values()}
     return {
         "done": len(table.segments),
@@ -79,18 +88,28 @@ def _segments(controller: Controller, table: TableView) -> dict[str, Any]:
         "consuming": sum(segment.status is SegmentStatus.IN_PROGRESS for segment in everyone),
         "online": sum(segment.name in online for segment in table.segments),
         "withoutReplica": sorted(segment.name for segment in table.segments if segment.name not in online),
-        "singleCopy": sum(len(segment.copies) < 2 and segment.store_url is None for segment in table.segments),
+        "singleCopy": copies.single_copy,
+        "withoutCopy": copies.no_copy,
+        "lost": sorted(segment.name for segment in table.segments if safety_of(segment) is Safety.LOST),
+        "uploadBacklog": copies.upload_backlog,
+        "uploadError": next((s.store_error for s in table.segments if s.store_error), None),
         "rows": sum(segment.rows for segment in table.segments),
         "bytes": sum(segment.size_bytes for segment in table.segments),
+        "errors": [
+            {"segment": said.segment, "instance": instance, "error": said.error}
+            for instance, report in sorted(controller.instances.reports().items())
+            for said in report.segments
+            if said.table == table.name and said.error
+        ],
     }
 
 
-def _partition(controller: Controller, table: TableView, index: int) -> dict[str, Any]:
+def _partition(controller: Controller, table: TableView, index: int, ends: dict[int, int]) -> dict[str, Any]:
     view = table.partitions[index]
     tails = table.tails.get(str(view.record.partition), {})
     best = max(tails.values(), key=lambda tail: tail.watermark.next_offset, default=None)
     visible = best.watermark.next_offset if best is not None else None
-    end = _stream_end(controller, table, view.record.partition)
+    end = ends.get(view.record.partition)
     freshness_ms = best.watermark.freshness_ms if best is not None else None
     return {
         "partition": view.record.partition,
@@ -108,6 +127,7 @@ def _partition(controller: Controller, table: TableView, index: int) -> dict[str
                 "visibleOffset": tails[instance].watermark.next_offset if instance in tails else None,
                 "epoch": tails[instance].watermark.epoch if instance in tails else None,
                 "tailRows": tails[instance].rows if instance in tails else None,
+                "state": tails[instance].state if instance in tails else None,
                 "error": tails[instance].error if instance in tails else None,
             }
             for instance in view.record.replicas
@@ -115,8 +135,16 @@ def _partition(controller: Controller, table: TableView, index: int) -> dict[str
     }
 
 
-def _stream_end(controller: Controller, table: TableView, partition: int) -> int | None:
+def stream_ends(
+    controller: Controller, record: TableRecord, partitions: Collection[int], streams: Round
+) -> dict[int, int]:
+    """End of the stream per partition, as far as the stream says so in time."""
+    stream = record.config.stream
+
+    def ask() -> dict[int, int]:
+        return controller.streams.ends(stream, partitions, timeout_ms=STREAM_LOOK_MS)
+
     try:
-        return controller.log.latest(table.record.config.stream.topic, partition)
+        return streams.ask(stream, ask, quiet=True) or {}
     except CremantError:
-        return None
+        return {}

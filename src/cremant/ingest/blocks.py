@@ -27,18 +27,18 @@ class BlockPart:
     max_ingestion_ms: int | None
 
 
-def to_blocks(ingested: Ingested, range: OffsetRange, max_rows: int) -> list[BlockPart]:
-    """The parts of `range`, each of at most `max_rows` rows (more only if one stream record became more: records are
-    not split); one, maybe empty, part at least unless the range is empty. A part ends where the next one's first row
-    begins, so records without rows belong to the part before. A function of its arguments alone. Raises
-    InvariantViolation if something of `ingested` lies outside `range`."""
+def to_blocks(ingested: Ingested, range: OffsetRange, max_rows: int, max_bytes: int = 2**62) -> list[BlockPart]:
+    """The parts of `range`, each of at most `max_rows` rows and about `max_bytes` bytes (more only if one stream record
+    became more: records are not split); one, maybe empty, part at least unless the range is empty. A part ends where
+    the next one's first row begins, so records without rows belong to the part before. A function of its arguments
+    alone. Raises InvariantViolation if something of `ingested` lies outside `range`."""
     offsets = ingested.batch.column(names.OFFSET).to_numpy()
     rejected = [record.offset for record in ingested.rejected]
     filtered = ingested.filtered_offsets
     _check_inside(range, offsets, rejected, filtered)
     if range.length == 0:
         return []
-    cuts = _cuts(offsets, max_rows)
+    cuts = _cuts_by_bytes(ingested.batch, offsets, _cuts(offsets, max_rows), max_bytes)
     firsts = [range.first, *(int(offsets[cut]) for cut in cuts)]
     nexts = [*firsts[1:], range.next]
     parts = []
@@ -69,6 +69,23 @@ def _cuts(offsets: np.ndarray, max_rows: int) -> list[int]:
         cuts.append(cut)
         start = cut
     return cuts
+
+
+def _cuts_by_bytes(batch: pa.RecordBatch, offsets: np.ndarray, cuts: list[int], max_bytes: int) -> list[int]:
+    """`cuts` and more: parts that are too large are halved, again and again."""
+    waiting = list(zip([0, *cuts], [*cuts, len(offsets)], strict=True))[::-1]
+    more = []
+    while waiting:
+        start, end = waiting.pop()
+        if batch.slice(start, end - start).nbytes > max_bytes:
+            middle = int(np.searchsorted(offsets, offsets[(start + end) // 2], side="left"))
+            if middle <= start:
+                middle = int(np.searchsorted(offsets, offsets[start], side="right"))
+            if start < middle < end:
+                waiting += [(middle, end), (start, middle)]
+                continue
+        more.append(end)
+    return more[:-1]
 
 
 def _check_inside(range: OffsetRange, offsets: np.ndarray, rejected: list[int], filtered: tuple[int, ...]) -> None:

@@ -16,6 +16,14 @@ class Cause(StrEnum):
     #: Larger than limits.MESSAGE_BYTES_MAX.
     TOO_LARGE = "tooLarge"
     MALFORMED_JSON = "malformedJson"
+    #: Quotes that do not match, more than one record, not UTF-8.
+    MALFORMED_CSV = "malformedCsv"
+    #: A CSV record with more or fewer fields than the header names.
+    WRONG_FIELD_COUNT = "wrongFieldCount"
+    #: Bytes that are not a record of the Avro schema, or not in the registry's wire format.
+    MALFORMED_AVRO = "malformedAvro"
+    #: Written with a schema that the registry does not know, or that is not a record of Avro.
+    UNKNOWN_SCHEMA = "unknownSchema"
     #: Nested deeper than limits.MESSAGE_DEPTH_MAX.
     TOO_DEEP = "tooDeep"
     NOT_AN_OBJECT = "notAnObject"

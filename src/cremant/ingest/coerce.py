@@ -5,7 +5,7 @@
 |------------------|---------------|------------------------------|-------------------------------------|--------|
 | INT, LONG        | 1 or 0        | cut to integer, range checked| decimal integer                     | no     |
 | FLOAT, DOUBLE    | 1.0 or 0.0    | nearest                      | decimal, NaN, Infinity, -Infinity   | no     |
-| BIG_DECIMAL      | 1 or 0        | exact, 18 digits of fraction | decimal                             | no     |
+| BIG_DECIMAL      | 1 or 0        | exact                        | decimal                             | no     |
 | BOOLEAN          | itself        | not 0                        | "true" (any case) or "1", else false| no     |
 | TIMESTAMP        | no            | epoch ms                     | ms, `yyyy-MM-dd HH:mm:ss[.f]`, ISO  | no     |
 | STRING           | true or false | as Java prints it            | itself                              | JSON   |
@@ -23,7 +23,6 @@ a STRING column is stored as JSON text where Pinot takes its single value or fai
 from __future__ import annotations
 
 import datetime
-import decimal
 import json
 import math
 import re
@@ -34,11 +33,11 @@ from typing import Any
 import msgspec
 
 from cremant.ingest.causes import BadValue, Cause, shorten
+from cremant.model.decimals import stored_decimal
 from cremant.model.schema import DataType
 
 #: What Java's String.trim removes.
 JAVA_SPACE = "".join(map(chr, range(33)))
-BIG_DECIMAL_LIMIT = Decimal(10) ** 20
 
 _RANGES: dict[DataType, tuple[int, int]] = {
     DataType.INT: (-(2**31), 2**31 - 1),
@@ -53,8 +52,6 @@ _MOMENT = re.compile(
     r"(\d{4})-(\d{1,2})-(\d{1,2})(?:[T ](\d{1,2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?)?\s*(Z|[+-]\d{2}:?\d{2})?",
     re.ASCII,
 )
-_CONTEXT = decimal.Context(prec=80, rounding=decimal.ROUND_HALF_EVEN)
-_SCALE = Decimal(1).scaleb(-18)
 
 
 def wrong_type(value: Any, data_type: DataType) -> BadValue:
@@ -127,7 +124,7 @@ def to_double(value: Any) -> float:
     raise wrong_type(value, DataType.DOUBLE)
 
 
-def to_decimal(value: Any) -> Decimal:
+def to_decimal(value: Any) -> str:
     if isinstance(value, (bool, int)):
         number = Decimal(int(value))
     elif isinstance(value, Decimal):
@@ -138,14 +135,10 @@ def to_decimal(value: Any) -> Decimal:
         number = Decimal(value.strip(JAVA_SPACE))
     else:
         raise wrong_type(value, DataType.BIG_DECIMAL)
-    if not number.is_finite() or (number != 0 and number.adjusted() >= 20):
-        raise out_of_range(value, DataType.BIG_DECIMAL)
-    if number == 0 or number.adjusted() < -30:
-        return Decimal(0)
-    rounded = number.quantize(_SCALE, context=_CONTEXT)
-    if rounded.copy_abs() >= BIG_DECIMAL_LIMIT:
-        raise out_of_range(value, DataType.BIG_DECIMAL)
-    return rounded
+    try:
+        return stored_decimal(number)
+    except ValueError:
+        raise out_of_range(value, DataType.BIG_DECIMAL) from None
 
 
 def to_boolean(value: Any) -> bool:
@@ -191,6 +184,8 @@ def _checked_text(text: str) -> str:
 def to_string(value: Any) -> str:
     if isinstance(value, str):
         return _checked_text(value)
+    if isinstance(value, bytes):
+        return value.hex()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -225,6 +220,8 @@ def plain(value: Any) -> Any:
 
 
 def to_bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     if isinstance(value, str) and _HEX.fullmatch(value):
         return bytes.fromhex(value)
     raise wrong_type(value, DataType.BYTES)

@@ -21,10 +21,16 @@ WORK_TYPES: dict[DataType, pa.DataType] = {**ARROW_TYPES, DataType.FLOAT: pa.flo
 #: How BIG_DECIMAL is read: wide enough that Arrow's unchecked rescaling cannot overflow unnoticed.
 WIDE_DECIMAL = pa.decimal256(76, 18)
 
+#: Rows that are converted one by one for one odd value among them, and how many such chunks in a row are tried.
+_CHUNK_ROWS = 1024
+_ODD_CHUNKS_MAX = 3
+
 _INTEGERS = (DataType.INT, DataType.LONG, DataType.TIMESTAMP)
 _EXACT_DOUBLE = float(2**53)
 _PLAIN_INTEGER = "^[+-]?[0-9]{1,18}$"
 _PLAIN_FLOAT = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,9})?$"
+#: Texts that are stored as they are.
+_STORED_DECIMAL = r"^(0|-?(0\.[0-9]{0,30}|[1-9][0-9]{0,30}\.[0-9]{0,30})[1-9]|-?[1-9][0-9]{0,30})$"
 _YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
 _PLAIN_MOMENT = rf"^{_YEAR}-[0-9]{{2}}-[0-9]{{2}}[ T][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(\.[0-9]{{3}})?Z?$"
 
@@ -50,13 +56,34 @@ def convert_column(array: pa.Array, data_type: DataType) -> Converted:
     Doubles to integers: what is beyond 2^53 is converted from the double, which may not be what was written."""
     target = WORK_TYPES[data_type]
     kind = array.type
-    if kind == target and not (pa.types.is_floating(kind)):
+    if kind == target and data_type is not DataType.BIG_DECIMAL and not pa.types.is_floating(kind):
         return Converted(array)
     if data_type is DataType.BYTES and pa.types.is_string(kind):
         decoded = decode_hex(array)
         return Converted(decoded) if decoded is not None else _one_by_one(array, data_type)
     quick = _quick(array, data_type)
-    return Converted(quick) if quick is not None else _one_by_one(array, data_type)
+    return Converted(quick) if quick is not None else _in_chunks(array, data_type)
+
+
+def _in_chunks(array: pa.Array, data_type: DataType) -> Converted:
+    """A column with something odd in it: an odd value costs its chunk alone, unless they are all over."""
+    if len(array) <= _CHUNK_ROWS:
+        return _one_by_one(array, data_type)
+    parts: list[Converted] = []
+    odd = 0
+    for start in range(0, len(array), _CHUNK_ROWS):
+        rest = array.slice(start)
+        quick = _quick(rest.slice(0, _CHUNK_ROWS), data_type)
+        odd = 0 if quick is not None else odd + 1
+        if odd > _ODD_CHUNKS_MAX:
+            parts.append(_one_by_one(rest, data_type))
+            break
+        parts.append(Converted(quick) if quick is not None else _one_by_one(rest.slice(0, _CHUNK_ROWS), data_type))
+    if all(part.failed is None for part in parts):
+        return Converted(pa.concat_arrays([part.array for part in parts]))
+    failed = [np.zeros(len(part.array), dtype=bool) if part.failed is None else part.failed for part in parts]
+    detail = next(part.detail for part in parts if part.detail)
+    return Converted(pa.concat_arrays([part.array for part in parts]), np.concatenate(failed), detail)
 
 
 def _quick(array: pa.Array, data_type: DataType) -> pa.Array | None:
@@ -64,16 +91,18 @@ def _quick(array: pa.Array, data_type: DataType) -> pa.Array | None:
     kind = array.type
     target = WORK_TYPES[data_type]
     try:
-        if kind == target:
+        if kind == target and data_type is not DataType.BIG_DECIMAL:
             return array
         if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
             return _from_integer_or_boolean(array, data_type)
         if pa.types.is_floating(kind):
             return _from_double(array, data_type)
+        if pa.types.is_binary(kind) and data_type is DataType.STRING:
+            return encode_hex(array)
         if pa.types.is_string(kind):
             return _from_text(array, data_type)
         if pa.types.is_decimal(kind) and data_type is DataType.BIG_DECIMAL:
-            return _narrow_decimal(array)
+            return _decimal_texts(array)
     except pa.ArrowInvalid:
         return None
     return None
@@ -91,7 +120,7 @@ def _from_integer_or_boolean(array: pa.Array, data_type: DataType) -> pa.Array |
         case DataType.BOOLEAN:
             return pc.not_equal(array.cast(pa.int64()), 0)
         case DataType.BIG_DECIMAL:
-            return _narrow_decimal(array.cast(pa.int64()).cast(pa.decimal256(40, 18)))
+            return array.cast(pa.int64()).cast(pa.string())
         case _:
             return None
 
@@ -121,6 +150,8 @@ def _from_text(array: pa.Array, data_type: DataType) -> pa.Array | None:
             return pc.utf8_rtrim(array, characters="Z").cast(pa.timestamp("ms")).cast(pa.int64())
         case DataType.FLOAT | DataType.DOUBLE if _all_match(array, _PLAIN_FLOAT):
             return array.cast(pa.float64())
+        case DataType.BIG_DECIMAL if _all_match(array, _STORED_DECIMAL):
+            return array
         case DataType.BOOLEAN:
             text = pc.ascii_lower(pc.utf8_trim(array, characters=JAVA_SPACE))
             return pc.or_(pc.equal(text, "true"), pc.equal(text, "1"))
@@ -132,11 +163,12 @@ def _all_match(array: pa.Array, pattern: str) -> bool:
     return bool(pc.all(pc.match_substring_regex(array, pattern), min_count=0).as_py())
 
 
-def _narrow_decimal(array: pa.Array) -> pa.Array | None:
-    limit = pa.scalar(10**20, pa.decimal256(39, 0))
-    if pc.all(pc.less(pc.abs(array), limit), min_count=0).as_py():
-        return array.cast(pa.decimal128(38, 18))
-    return None
+def _decimal_texts(array: pa.Array) -> pa.Array | None:
+    """Stored texts of decimals with digits after the point."""
+    text = array.cast(pa.string())
+    if pc.any(pc.match_substring(text, "E"), min_count=0).as_py():
+        return None
+    return pc.utf8_rtrim(pc.utf8_rtrim(text, characters="0"), characters=".")
 
 
 def _one_by_one(array: pa.Array, data_type: DataType) -> Converted:
@@ -179,3 +211,20 @@ def decode_hex(array: pa.StringArray) -> pa.BinaryArray | None:
         [None, pa.py_buffer((offsets // 2).astype(np.int32)), pa.py_buffer((digits[0::2] << 4) | digits[1::2])],
     )
     return pc.if_else(array.is_valid(), decoded, None) if array.null_count else decoded
+
+
+_HEX_LETTERS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+
+
+def encode_hex(array: pa.BinaryArray) -> pa.StringArray:
+    """Hex text of bytes, all at once."""
+    filled = pc.fill_null(array, b"") if array.null_count else array
+    _, offsets_buffer, data_buffer = filled.buffers()
+    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[filled.offset : filled.offset + len(filled) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.frombuffer(data_buffer, dtype=np.uint8)[first:last] if last > first else np.empty(0, dtype=np.uint8)
+    letters = np.empty(2 * len(data), dtype=np.uint8)
+    letters[0::2], letters[1::2] = _HEX_LETTERS[data >> 4], _HEX_LETTERS[data & 15]
+    doubled = pa.py_buffer(((offsets - first) * 2).astype(np.int32))
+    text = pa.StringArray.from_buffers(len(filled), doubled, pa.py_buffer(letters))
+    return pc.if_else(array.is_valid(), text, None) if array.null_count else text

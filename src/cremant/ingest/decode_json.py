@@ -16,7 +16,7 @@ Which step decoded a message must not show in its row: property tests compare th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from cremant.ingest.causes import BadValue, Cause, Refusal
+from cremant.ingest.causes import BadValue, Refusal
 from cremant.ingest.coerce_columns import WIDE_DECIMAL, WORK_TYPES, convert_column, exactly_convertible
 from cremant.ingest.decode_rows import RowDecoder
-from cremant.model.limits import MESSAGE_BYTES_MAX, MESSAGE_DEPTH_MAX
+from cremant.ingest.messages import (
+    Decoded,
+    Piece,
+    Schemas,
+    assemble,
+    bytes_of,
+    hopeless_ones,
+    runs_of,
+    taken,
+    work_type,
+)
+from cremant.model.limits import MESSAGE_DEPTH_MAX
 from cremant.model.schema import DataType, FieldSpec
 
 #: Messages of one parse: large enough to amortise the call, small enough that its columns stay in cache.
@@ -67,23 +78,8 @@ _OTHER_READS: dict[DataType, _Reads] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Nullable columns in their working types, for the messages at `kept` (indexes, ascending); `bad` has the others,
-    ascending, too. Multi-value columns are lists that may be empty and hold nulls."""
-
-    columns: list[pa.Array]
-    kept: np.ndarray
-    bad: list[Refusal]
-
-
 class _Refused(Exception):
     """A columnar parse did not work out; the messages are tried another way."""
-
-
-def work_type(field: FieldSpec) -> pa.DataType:
-    base = WORK_TYPES[field.data_type]
-    return base if field.single_value else pa.list_(base)
 
 
 class JsonDecoder:
@@ -106,34 +102,26 @@ class JsonDecoder:
         self._read = pa.schema([pa.field(field.name, _default_read(field)) for field in fields])
         self._types = [work_type(field) for field in fields]
 
-    def decode(self, values: pa.BinaryArray) -> Decoded:
+    def schema_ids(self, values: pa.BinaryArray) -> set[int]:
+        return set()
+
+    def decode(self, values: pa.BinaryArray, schemas: Schemas = MappingProxyType({})) -> Decoded:
         """`values`: nullable binary array of messages."""
-        count = len(values)
         bad: list[Refusal] = []
         messages = _trimmed(values)
         fast, slow = self._sort_out(messages, bad)
-        pieces: list[tuple[np.ndarray, list[pa.Array]]] = []
-        for indexes in _runs(messages, fast, self._parse_rows):
-            batch = (
-                messages.slice(indexes[0], len(indexes)) if _contiguous(indexes) else messages.take(pa.array(indexes))
-            )
-            self._decode_batch(batch, indexes, pieces, bad)
+        pieces: list[Piece] = []
+        for indexes in runs_of(messages, fast, self._parse_rows, PARSE_BYTES):
+            self._decode_batch(taken(messages, indexes), indexes, pieces, bad)
         if len(slow):
             self._decode_rows(values.take(pa.array(slow)), slow, pieces, bad)
-        return self._assemble(count, pieces, bad)
+        return assemble(self._types, pieces, bad)
 
     def _sort_out(self, messages: pa.BinaryArray, bad: list[Refusal]) -> tuple[np.ndarray, np.ndarray]:
         """Indexes of messages for the columnar decoder and for the other one; hopeless ones go to `bad`."""
-        lengths = pc.fill_null(pc.binary_length(messages), 0).to_numpy(zero_copy_only=False)
-        hopeless = (lengths == 0) | (lengths > MESSAGE_BYTES_MAX)
-        for at in np.flatnonzero(hopeless).tolist():
-            if lengths[at]:
-                detail = f"{lengths[at]} bytes, at most {MESSAGE_BYTES_MAX} are allowed"
-                bad.append(Refusal(at, Cause.TOO_LARGE, detail))
-            else:
-                bad.append(Refusal(at, Cause.EMPTY_MESSAGE, "the message has no value"))
+        hopeless = hopeless_ones(messages, bad)
         fast = ~hopeless
-        offsets, data = _bytes_of(messages)
+        offsets, data = bytes_of(messages)
         if len(data):
             first = data[np.minimum(offsets[:-1], len(data) - 1)]
             last = data[np.maximum(offsets[1:] - 1, 0)]
@@ -150,7 +138,7 @@ class JsonDecoder:
         self,
         batch: pa.BinaryArray,
         indexes: np.ndarray,
-        pieces: list[tuple[np.ndarray, list[pa.Array]]],
+        pieces: list[Piece],
         bad: list[Refusal],
     ) -> None:
         for read in self._reads(batch):
@@ -242,29 +230,13 @@ class JsonDecoder:
         self,
         batch: pa.BinaryArray,
         indexes: np.ndarray,
-        pieces: list[tuple[np.ndarray, list[pa.Array]]],
+        pieces: list[Piece],
         bad: list[Refusal],
     ) -> None:
         decoded = self._rows.decode(batch.to_pylist())
         bad.extend(refusal._replace(at=int(indexes[refusal.at])) for refusal in decoded.bad)
         columns = [pa.array(cells, kind) for cells, kind in zip(decoded.columns, self._types, strict=True)]
         pieces.append((indexes[decoded.kept], columns))
-
-    def _assemble(self, count: int, pieces: list[tuple[np.ndarray, list[pa.Array]]], bad: list[Refusal]) -> Decoded:
-        bad.sort(key=lambda refusal: refusal.at)
-        if not pieces:
-            return Decoded([pa.array([], kind) for kind in self._types], np.empty(0, dtype=np.int64), bad)
-        kept = np.concatenate([indexes for indexes, _ in pieces])
-        columns = (
-            pieces[0][1]
-            if len(pieces) == 1
-            else [pa.concat_arrays(parts) for parts in zip(*(columns for _, columns in pieces), strict=True)]
-        )
-        if len(kept) > 1 and (np.diff(kept) < 0).any():
-            order = np.argsort(kept, kind="stable")
-            kept = kept[order]
-            columns = [column.take(pa.array(order)) for column in columns]
-        return Decoded(columns, kept, bad)
 
 
 def _default_read(field: FieldSpec) -> pa.DataType:
@@ -298,7 +270,7 @@ def _convert_all(array: pa.Array, data_type: DataType) -> pa.Array:
 
 def _trimmed(values: pa.BinaryArray) -> pa.BinaryArray:
     """The messages without white space around them; the same array if none has any."""
-    offsets, data = _bytes_of(values)
+    offsets, data = bytes_of(values)
     if not len(data):
         return values
     lengths = offsets[1:] - offsets[:-1]
@@ -307,15 +279,6 @@ def _trimmed(values: pa.BinaryArray) -> pa.BinaryArray:
     if not (((first <= 32) | (last <= 32)) & (lengths > 0)).any():
         return values
     return pc.ascii_trim(values.view(pa.string()), characters=" \t\r\n").view(pa.binary())
-
-
-def _bytes_of(values: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray]:
-    _, offsets_buffer, data_buffer = values.buffers()
-    if offsets_buffer is None or not len(values):
-        return np.zeros(len(values) + 1, dtype=np.int32), np.empty(0, dtype=np.uint8)
-    offsets = np.frombuffer(offsets_buffer, dtype=np.int32)[values.offset : values.offset + len(values) + 1]
-    data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer is not None else np.empty(0, dtype=np.uint8)
-    return offsets, data
 
 
 def _maybe_deep(offsets: np.ndarray, data: np.ndarray, candidates: int) -> np.ndarray | None:
@@ -328,21 +291,3 @@ def _maybe_deep(offsets: np.ndarray, data: np.ndarray, candidates: int) -> np.nd
         return None
     before = np.searchsorted(np.flatnonzero(opening), offsets - begin)
     return np.asarray(np.diff(before) > MESSAGE_DEPTH_MAX)
-
-
-def _contiguous(indexes: np.ndarray) -> bool:
-    return bool(indexes[-1] - indexes[0] + 1 == len(indexes))
-
-
-def _runs(messages: pa.BinaryArray, fast: np.ndarray, parse_rows: int) -> list[np.ndarray]:
-    """`fast` in pieces that one parse can take."""
-    offsets, _ = _bytes_of(messages)
-    runs = []
-    start = 0
-    sizes = np.concatenate(([0], np.cumsum(offsets[fast + 1].astype(np.int64) - offsets[fast])))
-    while start < len(fast):
-        by_bytes = int(np.searchsorted(sizes, sizes[start] + PARSE_BYTES, side="right")) - 1
-        end = min(start + parse_rows, max(by_bytes, start + 1), len(fast))
-        runs.append(fast[start:end])
-        start = end
-    return runs

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed columns that expressions are computed on, and how a function says what it needs.
 
-Four kinds of value: LONG (also timestamps, in epoch ms), DOUBLE, STRING, BOOLEAN. A function declares the kind of each
-parameter; arguments are converted by the ingest rules (`cremant.ingest.coerce`). Null in gives null out, except for the
-functions that are about nulls. Where an argument is not null but nothing can be computed, the row is *failed*.
+Five kinds of value: LONG (also timestamps, in epoch ms), DOUBLE, STRING, BOOLEAN, BYTES; and lists of them. A function
+declares the kind of each parameter; arguments are converted by the ingest rules (`cremant.ingest.coerce`). Null in
+gives null out, except for the functions that are about nulls. Where an argument is not null but nothing can be
+computed, the row is *failed*.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ class Kind(Enum):
     DOUBLE = DataType.DOUBLE
     STRING = DataType.STRING
     BOOLEAN = DataType.BOOLEAN
+    BYTES = DataType.BYTES
 
     @property
     def arrow(self) -> pa.DataType:
         return _ARROW[self]
 
 
-_ARROW = {Kind.LONG: pa.int64(), Kind.DOUBLE: pa.float64(), Kind.STRING: pa.string(), Kind.BOOLEAN: pa.bool_()}
+_ARROW = {
+    Kind.LONG: pa.int64(), Kind.DOUBLE: pa.float64(), Kind.STRING: pa.string(), Kind.BOOLEAN: pa.bool_(),
+    Kind.BYTES: pa.binary(),
+}  # fmt: skip
 
 
 class Value(NamedTuple):
@@ -78,7 +83,8 @@ class Function:
 
     `params`: kind of each argument; the last one repeats if there are more; None = any kind. `least`, `most`: how many
     arguments. `literals`: indexes of arguments that must be literals; `make` gets their values by index. `result`: the
-    kind it gives, or how the literals decide it, or None = the kind that `unify` finds for its arguments.
+    kind it gives, or how the literals decide it, or None = the kind that `unify` finds for its arguments. `arrays`:
+    indexes of arguments that are lists; `many`: so is the result.
     """
 
     name: str
@@ -88,14 +94,19 @@ class Function:
     least: int
     most: int
     literals: tuple[int, ...] = ()
+    arrays: tuple[int, ...] = ()
+    many: bool = False
 
     def param(self, at: int) -> Kind | None:
         return self.params[min(at, len(self.params) - 1)] if self.params else None
 
 
 def unify(kinds: Sequence[Kind | None]) -> Kind:
-    """The kind in which values of several kinds meet: text with text, booleans with booleans, else numbers."""
+    """The kind in which values of several kinds meet: text with text, booleans with booleans, bytes with bytes (as hex
+    with anything else), else numbers."""
     known = {kind for kind in kinds if kind is not None}
+    if Kind.BYTES in known:
+        return Kind.BYTES if known == {Kind.BYTES} else Kind.STRING
     if not known or known == {Kind.STRING}:
         return Kind.STRING
     if known == {Kind.BOOLEAN} or known == {Kind.BOOLEAN, Kind.STRING}:

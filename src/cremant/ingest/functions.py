@@ -95,6 +95,8 @@ def _compare(name: str) -> Callable[[dict[int, Any], str], Body]:
 def kind_of(array: pa.Array) -> Kind | None:
     if pa.types.is_null(array.type):
         return None
+    if pa.types.is_binary(array.type):
+        return Kind.BYTES
     if pa.types.is_boolean(array.type):
         return Kind.BOOLEAN
     if pa.types.is_integer(array.type):
@@ -254,7 +256,7 @@ def _pattern(
 _CAST_KINDS = {
     "INT": Kind.LONG, "INTEGER": Kind.LONG, "LONG": Kind.LONG, "BIGINT": Kind.LONG, "TIMESTAMP": Kind.LONG,
     "FLOAT": Kind.DOUBLE, "DOUBLE": Kind.DOUBLE, "BOOLEAN": Kind.BOOLEAN, "STRING": Kind.STRING,
-    "VARCHAR": Kind.STRING, "JSON": Kind.STRING,
+    "VARCHAR": Kind.STRING, "JSON": Kind.STRING, "BYTES": Kind.BYTES, "VARBINARY": Kind.BYTES,
 }  # fmt: skip
 
 
@@ -283,9 +285,13 @@ def function(
     least: int | None = None,
     most: int | None = None,
     literals: tuple[int, ...] = (),
+    arrays: tuple[int, ...] = (),
+    many: bool = False,
 ) -> Function:
     count = len(params)
-    return Function(name, params, result, make, count if least is None else least, most or count, literals)
+    return Function(
+        name, params, result, make, count if least is None else least, most or count, literals, arrays, many
+    )  # fmt: skip
 
 
 _L, _D, _S, _B, _ANY = Kind.LONG, Kind.DOUBLE, Kind.STRING, Kind.BOOLEAN, None

@@ -8,16 +8,21 @@ become a row is *rejected* with a cause and never stops the batch; a record that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 
-from cremant.ingest.causes import SAMPLE_BYTES, Cause
+from cremant.ingest.causes import SAMPLE_BYTES, BadValue, Cause
 from cremant.ingest.cells import DEFAULT_MAX_LENGTH, Cells, finish_cells
-from cremant.ingest.decode_json import JsonDecoder
+from cremant.ingest.decode import ReadText, make_decoder
+from cremant.ingest.messages import Decoded, Schemas, settle
+from cremant.ingest.metadata import check_metadata, is_metadata, metadata_column
 from cremant.ingest.transform import compile_derivation
 from cremant.log.api import MessageBatch
 from cremant.model import names
+from cremant.model.errors import InvariantViolation
+from cremant.model.limits import BLOCK_BYTES_MAX
 from cremant.model.schema import Schema
 from cremant.model.table import TableConfig
 
@@ -52,12 +57,19 @@ class Ingested:
 class IngestPlan:
     """Immutable and cheap to share between threads. Make one with `compile_ingest`."""
 
-    def __init__(self, schema: Schema, config: TableConfig) -> None:
+    def __init__(self, schema: Schema, config: TableConfig, read_text: ReadText | None) -> None:
         self._fields = schema.fields
         self._nulls = config.null_handling or schema.enable_column_based_null_handling
         keep_going = (config.raw_json.get("ingestionConfig") or {}).get("continueOnError") is True
         self._derivation = compile_derivation(schema, config, keep_going=keep_going)
-        self._decoder = JsonDecoder((*schema.fields, *self._derivation.sources), keep_going=keep_going)
+        self._keep_going = keep_going
+        self._columns = (*schema.fields, *self._derivation.sources)
+        #: Columns that come from around the message, by their place among all columns.
+        self._metadata = {at: field for at, field in enumerate(self._columns) if is_metadata(field.name)}
+        for field in self._metadata.values():
+            check_metadata(field.name, config.stream, f"column {field.name}")
+        decoded = tuple(field for at, field in enumerate(self._columns) if at not in self._metadata)
+        self._decoder = make_decoder(config.stream, decoded, keep_going=keep_going, read_text=read_text)
         self._block_schema = _block_schema(schema, with_nulls=self._nulls)
 
     @property
@@ -66,9 +78,18 @@ class IngestPlan:
         then `$isNull.<column>` bool for every column when null handling is on."""
         return self._block_schema
 
-    def run(self, batch: MessageBatch) -> Ingested:
-        """All messages of `batch`: each becomes a row, a rejected record or a filtered one. Never raises for data."""
-        decoded = self._decoder.decode(batch.values)
+    def schema_ids(self, batch: MessageBatch) -> set[int]:
+        """Ids of schemas that a registry must be asked for before these messages can be run."""
+        return self._decoder.schema_ids(batch.values) if self._decoder is not None else set()
+
+    def run(self, batch: MessageBatch, *, partition: int = 0, schemas: Schemas = MappingProxyType({})) -> Ingested:
+        """All messages of `batch`: each becomes a row, a rejected record or a filtered one. Never raises for data.
+        `schemas`: what the registry says of each of `schema_ids(batch)`."""
+        if self._decoder is None:
+            raise InvariantViolation("ingest", "a plan that was compiled without its files cannot run")
+        decoded = self._decoder.decode(batch.values, schemas)
+        if self._metadata:
+            decoded = self._with_metadata(decoded, batch, partition)
         rejected = [_reject(batch, at, cause, detail) for at, cause, detail in decoded.bad]
         columns = decoded.columns
         kept = decoded.kept
@@ -83,6 +104,18 @@ class IngestPlan:
             if derived.keep is not None:
                 kept = kept[derived.keep]
         return self._finish(batch, columns, kept, rejected, filtered)
+
+    def _with_metadata(self, decoded: Decoded, batch: MessageBatch, partition: int) -> Decoded:
+        """Puts the columns that come from around the messages between the others."""
+        given = iter(decoded.columns)
+        columns: list[tuple[pa.Array, dict[int, BadValue]]] = [
+            metadata_column(self._metadata[at], batch, decoded.kept, partition, keep_going=self._keep_going)
+            if at in self._metadata
+            else (next(given), {})
+            for at in range(len(self._columns))
+        ]
+        kept, arrays = settle(self._columns, decoded.kept, columns, decoded.bad)
+        return Decoded(arrays, kept, decoded.bad)
 
     def _finish(
         self,
@@ -111,14 +144,46 @@ class IngestPlan:
                 for at in np.flatnonzero(failed).tolist()
             )
             rows = rows.filter(pa.array(~failed))
+        if rows.nbytes > BLOCK_BYTES_MAX:
+            rows = self._without_huge_rows(batch, rows, rejected)
         rejected.sort(key=lambda record: record.offset)
         return Ingested(rows, tuple(rejected), filtered)
+
+    def _without_huge_rows(self, batch: MessageBatch, rows: pa.RecordBatch, rejected: list[Rejected]) -> pa.RecordBatch:
+        """Transforms can make more of a message than a block may hold."""
+        huge = _huge_rows(rows)
+        if not huge:
+            return rows
+        offsets = rows.column(names.OFFSET).to_numpy()
+        for row in huge:
+            at = int(np.searchsorted(batch.offsets, offsets[row]))
+            detail = f"a row of {rows.slice(row, 1).nbytes} bytes, at most {BLOCK_BYTES_MAX} are allowed"
+            rejected.append(_reject(batch, at, Cause.TOO_LARGE, detail))
+        fits = np.ones(rows.num_rows, dtype=bool)
+        fits[huge] = False
+        return rows.filter(pa.array(fits))
 
     def _too_long_detail(self, cells: list[Cells], at: int) -> str:
         for field, cell in zip(self._fields, cells, strict=True):
             if cell.failed is not None and cell.failed[at]:
                 return f"column {field.name}: longer than maxLength {field.max_length or DEFAULT_MAX_LENGTH}"
         return ""
+
+
+def _huge_rows(rows: pa.RecordBatch) -> list[int]:
+    """Rows that are larger than a block, found by halving: few slices are measured, however many rows there are."""
+    huge = []
+    waiting = [(0, rows.num_rows)]
+    while waiting:
+        first, end = waiting.pop()
+        if rows.slice(first, end - first).nbytes <= BLOCK_BYTES_MAX:
+            continue
+        if end - first == 1:
+            huge.append(first)
+        else:
+            middle = (first + end) // 2
+            waiting += [(first, middle), (middle, end)]
+    return sorted(huge)
 
 
 def _reject(batch: MessageBatch, at: int, cause: Cause, detail: str) -> Rejected:
@@ -145,6 +210,7 @@ def _block_schema(schema: Schema, *, with_nulls: bool) -> pa.Schema:
     return pa.schema(fields)
 
 
-def compile_ingest(schema: Schema, config: TableConfig) -> IngestPlan:
-    """Raises InvalidConfig for transforms and filters that this version cannot run."""
-    return IngestPlan(schema, config)
+def compile_ingest(schema: Schema, config: TableConfig, read_text: ReadText | None = None) -> IngestPlan:
+    """`read_text` reads files that the decoder's properties name; without it such a plan is only checked. Raises
+    InvalidConfig for decoders, transforms and filters that this version cannot run."""
+    return IngestPlan(schema, config, read_text)

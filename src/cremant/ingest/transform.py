@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from cremant.ingest.coerce_columns import convert_column
 from cremant.ingest.compile import Compiler, Computed
 from cremant.ingest.evaluate import Kind, Value, either, to_kind, truth
+from cremant.ingest.messages import work_type
 from cremant.model.errors import InvalidConfig
 from cremant.model.schema import FieldSpec, FieldType, Schema
 from cremant.model.table import TableConfig, TransformConfig
@@ -102,9 +103,8 @@ class Derivation:
         value = step.computed.run(values, count)
         if step.field is None:
             return value
-        converted = convert_column(_typed(value.array), step.field.data_type)
-        failed = either(value.failed, converted.failed)
-        array = converted.array if step.field.single_value else _as_lists(converted.array)
+        array, unfit = _into(step.field, value.array)
+        failed = either(value.failed, unfit)
         present = values[step.column].array
         if failed is not None:
             failed = failed & ~truth(present.is_valid())
@@ -113,6 +113,20 @@ class Derivation:
         if present.null_count < count:
             array = pc.if_else(present.is_valid(), present, array)
         return Value(array, failed)
+
+
+def _into(field: FieldSpec, array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
+    """What a transform gave, as cells of the field, and the rows that cannot be."""
+    if not pa.types.is_list(array.type):
+        converted = convert_column(_typed(array), field.data_type)
+        return converted.array if field.single_value else _as_lists(converted.array), converted.failed
+    items = convert_column(_typed(array.values), field.data_type)
+    failed = None
+    if items.failed is not None:
+        failed = np.zeros(len(array), dtype=bool)
+        failed[np.searchsorted(array.offsets.to_numpy(), np.flatnonzero(items.failed), side="right") - 1] = True
+    mask = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(array.offsets, items.array, type=work_type(field), mask=mask), failed
 
 
 def _typed(array: pa.Array) -> pa.Array:
@@ -129,7 +143,8 @@ def compile_derivation(schema: Schema, config: TableConfig, *, keep_going: bool)
     """Raises InvalidConfig for what cannot be compiled."""
     transforms = _all_transforms(schema, config)
     known = {field.name: field for field in schema.fields}
-    compiler = Compiler(known, frozenset(transform.column for transform in transforms) - known.keys())
+    derived = frozenset(transform.column for transform in transforms) - known.keys()
+    compiler = Compiler(known, derived, config.stream)
     steps: dict[str, tuple[_Step, frozenset[str]]] = {}
     for transform in transforms:
         where = f"transform of column {transform.column}"
@@ -139,10 +154,16 @@ def compile_derivation(schema: Schema, config: TableConfig, *, keep_going: bool)
                 f"Arguments of a transform function {sorted(reads)} cannot contain the destination column "
                 f"'{transform.column}'"
             )
+        _check_many(computed, known.get(transform.column), where)
         step = _Step(transform.column, known.get(transform.column), transform.function, computed)
         steps[transform.column] = (step, reads)
     keep_filter = compiler.compile(config.filter_function, "filterFunction")[0] if config.filter_function else None
-    sources = tuple(_source(name, kinds) for name, kinds in sorted(compiler.undeclared.items()))
+    if keep_filter is not None and keep_filter.many:
+        raise InvalidConfig("filterFunction: gives several values, expected true or false")
+    sources = tuple(
+        _source(name, kinds, many=name in compiler.undeclared_lists)
+        for name, kinds in sorted(compiler.undeclared.items())
+    )
     return Derivation(schema, _ordered(steps), keep_filter, sources, keep_going=keep_going)
 
 
@@ -156,9 +177,15 @@ def _all_transforms(schema: Schema, config: TableConfig) -> list[TransformConfig
     return transforms
 
 
-def _source(name: str, kinds: set[Kind]) -> FieldSpec:
+def _check_many(computed: Computed, field: FieldSpec | None, where: str) -> None:
+    if computed.many and (field is None or field.single_value):
+        what = "is not in the schema" if field is None else "is single-value"
+        raise InvalidConfig(f"{where}: gives several values, but the column {what}")
+
+
+def _source(name: str, kinds: set[Kind], *, many: bool) -> FieldSpec:
     kind = next(iter(kinds)) if len(kinds) == 1 else Kind.STRING
-    return FieldSpec(name=name, data_type=kind.value, field_type=FieldType.DIMENSION)
+    return FieldSpec(name=name, data_type=kind.value, field_type=FieldType.DIMENSION, single_value=not many)
 
 
 def _ordered(steps: dict[str, tuple[_Step, frozenset[str]]]) -> tuple[_Step, ...]:

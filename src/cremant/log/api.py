@@ -2,14 +2,23 @@
 """The log: topics of partitions of messages, ordered by offset, replayable, appended to by many processes.
 
 Streams (what producers write) and epoch logs (what the pipeline writes) are both topics of a log. Implementations:
-`memory` (tests, simulator), `embedded` (files on one machine). All pass `tests/contract/log`.
+`memory` (tests, simulator), `embedded` (files on one machine), `kafka`. All pass `tests/contract/log`.
 
 Guarantees every implementation gives:
 
 - offsets of a partition grow; they may have holes (transactions, compaction), so a reader goes on at `next_offset`;
-- an append is all or nothing, also under kill -9 of the writer, and is acknowledged only when readers can see it;
-- appends of several processes interleave only at append boundaries;
+- an append of one message is all or nothing, also under kill -9 of the writer, and is acknowledged only when readers
+  can see it (on Kafka: as soon as no transaction of somebody else's before it is open);
+- an append whose fate is not known raises OutcomeUnknown; any other error says what was written, usually nothing;
+- the messages of one append keep their order;
 - a topic that is deleted and created again has another `incarnation`.
+
+Logs with `atomic_appends` (memory, embedded) also give: an append of several messages is all or nothing, at
+consecutive offsets; appends of several processes interleave only at append boundaries. On others (Kafka) messages of
+other producers may come between, and a failed append may have written its first messages.
+
+Timestamps are the log's (LOG_APPEND) in topics that we create. Embedded and memory logs never let them decrease within
+a partition; on Kafka each leader's clock counts. Topics made by others may carry their producers' time (CREATE).
 """
 
 from __future__ import annotations
@@ -22,7 +31,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import pyarrow as pa
 
-from cremant.model.errors import WorldError
+from cremant.model.errors import PeerError, WorldError
 
 Headers = tuple[tuple[str, bytes], ...]
 
@@ -69,10 +78,23 @@ class TopicInfo(NamedTuple):
 
 
 class Appended(NamedTuple):
-    """Acknowledgement: offset of the first message of the append, and the log's timestamp of it."""
+    """Acknowledgement: offset of the first message of the append, the log's timestamp of it, and the offset after its
+    last message. With `atomic_appends` that is the first plus their number."""
 
     first_offset: int
     timestamp_ms: int
+    next_offset: int
+
+
+class OutcomeUnknown(PeerError):
+    """An append may or may not have happened. Whoever writes reads back, or stops and starts again."""
+
+
+class Bounds(NamedTuple):
+    """What a partition holds: offsets from `earliest` up to, not including, `latest`."""
+
+    earliest: int
+    latest: int
 
 
 class OffsetExpired(WorldError):
@@ -94,8 +116,13 @@ class LogReader(Protocol):
         """Offset that the next read starts at."""
 
     def read(self, *, max_messages: int, max_bytes: int) -> MessageBatch | None:
-        """What is there now, at least one message if any is (even if larger than `max_bytes`); None at the end.
-        Never blocks. Raises OffsetExpired, NotFound (topic deleted or re-created), Corrupt."""
+        """What is there now, at least one message if any is (even if larger than `max_bytes`); None at the end, and
+        then the position may still have moved, past what nobody can see. Raises OffsetExpired, NotFound (topic deleted
+        or re-created), Corrupt.
+
+        Never waits for messages that are not there. Kafka: waits for those that are, up to a deadline (PeerError); what
+        this process has appended, or was told of by `latest`, is there, and what others append is there some ms
+        later."""
 
     def seek(self, offset: int) -> None: ...
 
@@ -103,7 +130,12 @@ class LogReader(Protocol):
 
 
 class Log(Protocol):
-    """A set of topics. Thread-safe; safe to use from several processes where the implementation is on disk."""
+    """A set of topics. Thread-safe; safe to use from several processes but in memory. Kafka: every call may raise
+    PeerError, within its deadline."""
+
+    @property
+    def atomic_appends(self) -> bool:
+        """Whether an append of several messages is one."""
 
     def create_topic(self, topic: str, partitions: int) -> TopicInfo:
         """Raises AlreadyExists."""
@@ -120,13 +152,17 @@ class Log(Protocol):
         """Raises NotFound."""
 
     def append(self, topic: str, partition: int, messages: Sequence[Message]) -> Appended:
-        """All of `messages` at consecutive offsets, or none. Raises NotFound, NoResource (disk full), UserError (too
-        large)."""
+        """All of `messages`, in order; with `atomic_appends` at consecutive offsets, or none. Raises NotFound,
+        NoResource (disk full), UserError (too large), OutcomeUnknown."""
 
     def earliest(self, topic: str, partition: int) -> int: ...
 
     def latest(self, topic: str, partition: int) -> int:
-        """Offset that the next append will get."""
+        """Offset that the next append will get; on Kafka the end of what can be read (last stable offset), which holes
+        may precede."""
+
+    def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
+        """`earliest` and `latest` of each of these partitions, without a request for each."""
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """First offset whose message is not older than `timestamp_ms`; `latest` if there is none."""
@@ -135,9 +171,9 @@ class Log(Protocol):
 
     def wait(self, positions: dict[tuple[str, int], int], timeout_s: float) -> bool:
         """Blocks until one of the partitions has a message at or past its position (True), or the timeout (False).
-        Latency of a few ms without burning a core. Raises NotFound."""
+        Latency of a few ms without burning a core. Raises NotFound. Brokers that are away are no news."""
 
     def trim(self, topic: str, partition: int, before_offset: int) -> None:
-        """Messages below `before_offset` may go (retention by consumer position); whole files at a time."""
+        """Messages below `before_offset` may go (retention by consumer position); embedded: whole files at a time."""
 
     def close(self) -> None: ...

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all logs share: limits of an append, names and counts of topics, building batches of columns."""
+"""What all logs share: limits of an append, names and counts of topics, building, cutting and joining batches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -84,5 +85,35 @@ def batch_of(
         values=binary_array([message.value for message in messages]),
         keys=binary_array([message.key for message in messages]),
         headers=headers,
+        next_offset=next_offset,
+    )
+
+
+def part(batch: MessageBatch, first: int, end: int) -> MessageBatch:
+    """Messages [first, end) of the batch, without a copy."""
+    return replace(
+        batch,
+        offsets=batch.offsets[first:end],
+        timestamps_ms=batch.timestamps_ms[first:end],
+        values=batch.values[first:end],
+        keys=batch.keys[first:end],
+        headers=None if batch.headers is None else batch.headers[first:end],
+        next_offset=int(batch.offsets[end]) if end < len(batch) else batch.next_offset,
+    )
+
+
+def joined(batches: Sequence[MessageBatch], next_offset: int) -> MessageBatch:
+    """Consecutive batches of one timestamp type as one."""
+    if len(batches) == 1:
+        return replace(batches[0], next_offset=next_offset)
+    any_headers = any(batch.headers is not None for batch in batches)
+    headers = [headers for batch in batches for headers in batch.headers or ((),) * len(batch)] if any_headers else None
+    return MessageBatch(
+        offsets=np.concatenate([batch.offsets for batch in batches]),
+        timestamps_ms=np.concatenate([batch.timestamps_ms for batch in batches]),
+        timestamp_type=batches[0].timestamp_type,
+        values=pa.concat_arrays([batch.values for batch in batches]),
+        keys=pa.concat_arrays([batch.keys for batch in batches]),
+        headers=None if headers is None else tuple(headers),
         next_offset=next_offset,
     )

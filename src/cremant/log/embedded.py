@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from cremant.log.api import Appended, Message, TopicInfo
+from cremant.log.api import Appended, Bounds, Message, TopicInfo
 from cremant.log.columns import check_append, no_such_partition, no_such_topic, recreated
 from cremant.log.embedded_files import world_error
 from cremant.log.embedded_frame import encode
@@ -67,6 +67,8 @@ def wall_clock_ms() -> int:
 
 class EmbeddedLog:
     """Implements `cremant.log.api.Log` on a directory that any number of processes of one machine share."""
+
+    atomic_appends = True
 
     def __init__(
         self,
@@ -127,6 +129,10 @@ class EmbeddedLog:
 
     def latest(self, topic: str, partition: int) -> int:
         return self._with(topic, partition, lambda opened: opened.state().next_offset)
+
+    def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
+        states = [self._with(topic, partition, lambda opened: opened.state()) for partition in partitions]
+        return [Bounds(state.earliest, state.next_offset) for state in states]
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self._with(topic, partition, lambda opened: opened.offset_at(timestamp_ms))

@@ -122,7 +122,7 @@ class EmbeddedPartition:
                 self._index(state.active_base, index.Entry(offset, timestamp_ms, at))
             if abs(now_ms - self._checked_ms) >= LOG_RETENTION_CHECK_MS:
                 self._expire_in_passing(state)
-            return Appended(offset, timestamp_ms)
+            return Appended(offset, timestamp_ms, state.next_offset)
 
     def offset_at(self, timestamp_ms: int) -> int:
         """First offset not older than `timestamp_ms`. Raises PartitionGone, Corrupt, Unavailable."""

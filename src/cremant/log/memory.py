@@ -13,7 +13,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
-from cremant.log.api import Appended, Message, MessageBatch, OffsetExpired, TopicInfo
+from cremant.log.api import Appended, Bounds, Message, MessageBatch, OffsetExpired, TopicInfo
 from cremant.log.columns import (
     batch_of,
     check_append,
@@ -42,7 +42,7 @@ class _Partition:
         self.timestamps_ms.extend([timestamp_ms] * len(messages))
         self.messages.extend(messages)
         self.next = first + len(messages)
-        return Appended(first, timestamp_ms)
+        return Appended(first, timestamp_ms, self.next)
 
     def trim(self, before: int) -> None:
         before = min(before, self.next)
@@ -61,6 +61,8 @@ class _Topic:
 
 class MemoryLog:
     """Implements `cremant.log.api.Log`. `clock` answers the wall time in ms."""
+
+    atomic_appends = True
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -121,6 +123,10 @@ class MemoryLog:
     def latest(self, topic: str, partition: int) -> int:
         with self._changed:
             return self._partition(topic, partition).next
+
+    def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
+        with self._changed:
+            return [Bounds(self.earliest(topic, partition), self.latest(topic, partition)) for partition in partitions]
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         with self._changed:

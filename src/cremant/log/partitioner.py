@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from cremant.log.columns import binary_array
 
@@ -18,10 +19,15 @@ _SEED = 0x9747B28C
 
 
 def murmur2(keys: Sequence[bytes]) -> np.ndarray:
-    """Kafka's 32-bit murmur2 of each key, as uint32: all keys at once, word by word. Written after
+    """Kafka's 32-bit murmur2 of each key, as uint32."""
+    return murmur2_array(binary_array(keys))
+
+
+def murmur2_array(keys: pa.BinaryArray) -> np.ndarray:
+    """The same of a column without nulls: all keys at once, word by word. Written after
     org.apache.kafka.common.utils.Utils.murmur2."""
-    _, offset_buffer, data_buffer = binary_array(keys).buffers()
-    offsets = np.frombuffer(offset_buffer, dtype=np.int32)[: len(keys) + 1].astype(np.int64)
+    _, offset_buffer, data_buffer = keys.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
     size = int(offsets[-1])
     data = np.zeros(size + 4, dtype=np.uint32)
     data[:size] = np.frombuffer(data_buffer, dtype=np.uint8)[:size] if size else 0

@@ -3,7 +3,7 @@
 
 Lines are taken in batches. A batch is checked whole before anything of it is appended; a malformed line is refused
 with its number and what was found, and batches before it stay appended. Within a batch each partition gets one append,
-all or nothing; should the log fail between two of them, the error says how much was appended.
+all or nothing where the log has `atomic_appends`; should the log fail, the error says how much was appended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _SHOWN_CHARS = 80
 
 
 class Produced(NamedTuple):
-    """Acknowledgement: offset ranges per partition in append order, and how many messages."""
+    """Acknowledgement: offset ranges per partition in append order, and how many messages. Without `atomic_appends`
+    messages of other producers may be among the offsets."""
 
     ranges: dict[int, list[OffsetRange]]
     messages: int
@@ -202,7 +203,7 @@ def _append(log: Log, topic: str, partitions: int, batch: _Batch, turns: Turns, 
     done = 0
     for partition, messages in _by_partition(batch.messages, partitions, turns):
         try:
-            first = log.append(topic, partition, messages).first_offset
+            appended = log.append(topic, partition, messages)
         except CremantError as error:
             if done:
                 error.message += (
@@ -210,7 +211,7 @@ def _append(log: Log, topic: str, partitions: int, batch: _Batch, turns: Turns, 
                 )
             raise
         done += len(messages)
-        _add_range(ranges.setdefault(partition, []), OffsetRange(first, first + len(messages)))
+        _add_range(ranges.setdefault(partition, []), OffsetRange(appended.first_offset, appended.next_offset))
     return Produced(ranges, total + done)
 
 

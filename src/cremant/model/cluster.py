@@ -100,8 +100,9 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     role: Role
     host: str
     port: int
+    #: Where a server offers its segments by HTTPS; 0 = nowhere.
+    tls_port: int = 0
     tags: tuple[str, ...] = ()
-    enabled: bool = True
 
 
 # --- reports (in heartbeats; volatile) ----------------------------------------------------------------------------
@@ -121,11 +122,21 @@ class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     progress: int = 0
 
 
+#: State of a tail that has still to read what is in the log already.
+CATCHING_UP = "catchingUp"
+#: States of a tail that takes no rows until there is room: the quota on disk is used up, its files cannot be written,
+#: its rows come faster than they are written.
+TAIL_QUOTA = "tailQuota"
+SPILL_FAILED = "tailSpillFailed"
+SPILL_BEHIND = "tailSpillBehind"
+BLOCKED = frozenset({TAIL_QUOTA, SPILL_FAILED, SPILL_BEHIND})
+
+
 class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds.
 
-    `state`: waiting (no epoch log yet), catchingUp, consuming, tailQuota (no room for more rows until some are sealed),
-    tailSpillFailed, tailSpillBehind, retrying, stopped. `error` is set when it is stopped or retrying."""
+    `state`: waiting (no epoch log yet), catchingUp, consuming, one of BLOCKED, retrying, stopped. `error` is set when
+    it is stopped or retrying."""
 
     table: str
     incarnation: str
@@ -169,6 +180,8 @@ class LiveInstance(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     id: str
     role: Role
     url: str
+    #: The same process by HTTPS; empty = it does not offer it.
+    tls_url: str = ""
     live: bool = True
     #: Drawn at process start; a changed nonce is a restarted process.
     nonce: str = ""

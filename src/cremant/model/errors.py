@@ -10,6 +10,7 @@
     │   └── QueryError         SQL that cannot be answered; carries Pinot's code
     ├── PeerError              another process did not do its part; retry elsewhere or later
     │   ├── Unavailable        not reachable, not started, shutting down
+    │   │   └── StoreFailed    it is there, the deep store behind it is not
     │   ├── DeadlineExceeded   did not answer in time
     │   ├── Behind             alive, but cannot serve exactly this yet
     │   └── Fenced             we are the stale one: stop, do not retry
@@ -71,6 +72,10 @@ class PeerError(CremantError):
 
 
 class Unavailable(PeerError):
+    pass
+
+
+class StoreFailed(Unavailable):
     pass
 
 

@@ -19,6 +19,8 @@ INGESTION_TIME = "$ingestionTime"
 PARTITION = "$partition"
 #: Prefix of the boolean companion columns `$isNull.<column>`, present when a table's null handling is on.
 IS_NULL_PREFIX = "$isNull."
+#: One number for all group keys of a row: the broker writes it into a server's query, the server fills it.
+GROUP_KEY = "$key"
 
 _RAW_TABLE = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 _TOPIC = re.compile(r"^[A-Za-z0-9._\-]{1,200}$")

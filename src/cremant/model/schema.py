@@ -3,7 +3,7 @@
 
 The stored (Arrow) form of each type is fixed here and nowhere else:
 
-    INT int32 · LONG int64 · FLOAT float32 · DOUBLE float64 · BIG_DECIMAL decimal128(38, 18) · BOOLEAN bool
+    INT int32 · LONG int64 · FLOAT float32 · DOUBLE float64 · BIG_DECIMAL utf8 (decimals.py) · BOOLEAN bool
     TIMESTAMP int64 (epoch ms; formatted only in answers) · STRING, JSON utf8 · BYTES binary
     multi-value = list of the same (dimensions only)
 
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from cremant.model.decimals import stored_decimal
 from cremant.model.errors import InvalidConfig
 from cremant.model.names import check_table_name
 
@@ -48,7 +49,7 @@ ARROW_TYPES: dict[DataType, pa.DataType] = {
     DataType.LONG: pa.int64(),
     DataType.FLOAT: pa.float32(),
     DataType.DOUBLE: pa.float64(),
-    DataType.BIG_DECIMAL: pa.decimal128(38, 18),
+    DataType.BIG_DECIMAL: pa.string(),
     DataType.BOOLEAN: pa.bool_(),
     DataType.TIMESTAMP: pa.int64(),
     DataType.STRING: pa.string(),
@@ -65,7 +66,7 @@ _DIMENSION_DEFAULTS: dict[DataType, Any] = {
     DataType.LONG: -(2**63),
     DataType.FLOAT: float("-inf"),
     DataType.DOUBLE: float("-inf"),
-    DataType.BIG_DECIMAL: Decimal(0),
+    DataType.BIG_DECIMAL: "0",
     DataType.BOOLEAN: False,
     DataType.TIMESTAMP: 0,
     DataType.STRING: "null",
@@ -77,7 +78,7 @@ _METRIC_DEFAULTS: dict[DataType, Any] = {
     DataType.LONG: 0,
     DataType.FLOAT: 0.0,
     DataType.DOUBLE: 0.0,
-    DataType.BIG_DECIMAL: Decimal(0),
+    DataType.BIG_DECIMAL: "0",
     DataType.BYTES: b"",
 }
 
@@ -121,7 +122,7 @@ def parse_default(field: FieldSpec, value: Any) -> Any:
             case DataType.FLOAT | DataType.DOUBLE:
                 return float(value)
             case DataType.BIG_DECIMAL:
-                return Decimal(str(value))
+                return stored_decimal(Decimal(str(value)))
             case DataType.BOOLEAN:
                 return value is True or str(value).lower() in ("true", "1")
             case DataType.BYTES:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cremant.model.offsets import Position
+from cremant.model.table import PartitionFunction
 
 
 class SegmentStatus(StrEnum):
@@ -27,6 +28,8 @@ class ReplicaState(StrEnum):
 
 
 class StoreState(StrEnum):
+    """NONE: the table's policy wants no object; PENDING: wanted and under way; STORED: there; FAILED: `store_error`."""
+
     NONE = "none"
     PENDING = "pending"
     STORED = "stored"
@@ -45,6 +48,33 @@ class ColumnRange(msgspec.Struct, frozen=True, kw_only=True):
 
     min: Any
     max: Any
+
+
+class ColumnPartitions(msgspec.Struct, frozen=True, kw_only=True):
+    """Partitions that the values of a column really have in a segment, of `partitions` by `function`; for pruning."""
+
+    function: PartitionFunction
+    partitions: int
+    ids: tuple[int, ...]
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """No copy of these rows is left anywhere: queries that need them say so until an operator accepts it."""
+
+    at_ms: int
+    rows: int
+    start_offset: int
+    end_offset: int
+    cause: str
+
+
+class SegmentForm(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What the content of a segment depends on beside its rows: the order, and what stands in cells of columns that
+    are younger than their rows (column -> `defaultNullValue` as the schema had it). Config and schema may change; with
+    this the same rows give the same content for ever."""
+
+    sorted_column: str | None = None
+    filled: dict[str, Any] = {}
 
 
 class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -79,7 +109,14 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     max_ingestion_ms: int | None = None
     last_indexed_ms: int | None = None
     columns: dict[str, ColumnRange] = {}
+    partitioning: dict[str, ColumnPartitions] = {}
+    form: SegmentForm = SegmentForm()
     copies: dict[str, Copy] = {}
     store_state: StoreState = StoreState.NONE
     store_url: str | None = None
-    schema_version: int = 0
+    #: Why the last upload failed, and when `store_state` last changed (wall ms of the controller's clock).
+    store_error: str | None = None
+    store_changed_ms: int = 0
+    lost: Loss | None = None
+    #: An operator wants an open segment to end at the first closed position from this offset on; None = nobody does.
+    force_at_offset: int | None = None

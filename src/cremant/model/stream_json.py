@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stream properties of a table config: which stream, from where, and when a consuming segment ends.
 
-Pinot spreads `...threshold.rows` over the partitions of a server; here it counts rows of one segment, as
-`...threshold.segment.rows` does.
+Keys are Pinot's. Of a Kafka stream, keys without a prefix and those behind `stream.kafka.consumer.prop.` are for the
+client, in the spelling of Java's client or of librdkafka; what only Pinot's consumers know (factory, consumer type,
+timeouts of theirs, the high-level consumer) has no meaning here and is ignored. Differences that are meant: streams are
+read committed unless `isolation.level` says otherwise (Pinot: uncommitted), and Pinot spreads `...threshold.rows` over
+the partitions of a server, while here it counts rows of one segment, as `...threshold.segment.rows` does.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cremant.model.errors import InvalidConfig
@@ -14,7 +18,7 @@ from cremant.model.names import check_topic_name
 from cremant.model.table import FlushConfig, StartFrom, StreamConfig
 from cremant.model.timeformat import parse_period_ms, parse_size_bytes
 
-SUPPORTED_STREAMS = ("embedded",)
+SUPPORTED_STREAMS = ("embedded", "kafka")
 
 _THRESHOLD = "realtime.segment.flush.threshold"
 _ROWS = (f"{_THRESHOLD}.segment.rows", f"{_THRESHOLD}.rows", f"{_THRESHOLD}.size")
@@ -22,6 +26,23 @@ _BYTES = (f"{_THRESHOLD}.segment.size", "realtime.segment.flush.desired.size")
 _TIME = f"{_THRESHOLD}.time"
 #: Rows threshold 0 means "by size": this many rows never come first (a block counts rows in 31 bits).
 ROWS_UNBOUNDED = 2**31 - 1
+
+#: Decoder by the end of the name of Pinot's class.
+_DECODERS = {
+    "ConfluentSchemaRegistryAvroMessageDecoder": "avroRegistry",
+    "SimpleAvroMessageDecoder": "avro",
+    "CSVMessageDecoder": "csv",
+    ".JSONMessageDecoder": "json",
+    ".KafkaJSONMessageDecoder": "json",
+}
+#: What a decoder cannot do without.
+_DECODER_NEEDS = {"avro": "schema", "avroRegistry": "schema.registry.rest.url"}
+_AVRO_SCHEMA_HINT = "the schema as JSON text, or the path of a file"
+#: Keys without `stream.` that are not for the client.
+_NOT_FOR_CLIENTS = re.compile(r"streamType$|stream\.|realtime\.|(topic|partition)\.consumption\.|hlc\.|zookeeper\.")
+_BROKER = re.compile(r"(?:[A-Za-z_0-9]+://)?(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9._\-]+):\d{1,5}$")
+
+_PORT_MAX = 65_535
 
 _EARLIEST = ("smallest", "earliest")
 _LATEST = ("largest", "latest")
@@ -65,28 +86,72 @@ def parse_stream(properties: dict[str, str], where: str) -> StreamConfig:
     if kind.lower() not in SUPPORTED_STREAMS:
         raise InvalidConfig(
             f"{where}: streamType {kind!r} is not supported by this version",
-            hint="use streamType 'embedded' with stream.embedded.topic.name",
+            hint=f"one of {', '.join(SUPPORTED_STREAMS)}",
         )
     prefix = f"stream.{kind}"
     topic = properties.get(f"{prefix}.topic.name", "").strip()
     if not topic:
         raise InvalidConfig(f"{where}: {prefix}.topic.name is missing")
+    decoder, decoder_properties = _decoder(properties, prefix, where)
+    on_kafka = kind.lower() == "kafka"
     return StreamConfig(
         stream_type=kind.lower(),
         topic=check_topic_name(topic),
-        decoder=_decoder(properties.get(f"{prefix}.decoder.class.name", ""), f"{where}/{prefix}.decoder.class.name"),
+        decoder=decoder,
+        decoder_properties=decoder_properties,
         start_from=_start_from(properties, prefix, where),
+        brokers=parse_brokers(properties.get(f"{prefix}.broker.list", ""), f"{where}/{prefix}.broker.list")
+        if on_kafka
+        else "",
+        client_properties=_client_properties(properties, prefix) if on_kafka else {},
         properties=properties,
     )
 
 
-def _decoder(name: str, where: str) -> str:
-    if not name or name.endswith("JSONMessageDecoder"):
-        return "json"
-    raise InvalidConfig(
-        f"{where}: decoder {name!r} is not supported by this version",
-        hint="use org.apache.pinot.plugin.inputformat.json.JSONMessageDecoder, or leave it out",
-    )
+def parse_brokers(text: str, where: str) -> str:
+    """`host:port,host:port`, spaces taken out. Raises InvalidConfig."""
+    brokers = [broker.strip() for broker in text.split(",") if broker.strip()]
+    if not brokers:
+        raise InvalidConfig(f"{where} is missing", hint="host:port, several separated by commas")
+    for broker in brokers:
+        if not _BROKER.match(broker) or not 0 < int(broker.rpartition(":")[2]) <= _PORT_MAX:
+            raise InvalidConfig(f"{where}: expected host:port, found {broker!r}")
+    return ",".join(brokers)
+
+
+def _client_properties(properties: dict[str, str], prefix: str) -> dict[str, str]:
+    """What the client is told: the plain keys, and those behind `consumer.prop.`, which count before them."""
+    found = {key: value for key, value in properties.items() if not _NOT_FOR_CLIENTS.match(key)}
+    found |= _behind(properties, f"{prefix}.consumer.prop.")
+    isolation = properties.get(f"{prefix}.isolation.level") or properties.get(f"{prefix}.kafka.isolation.level")
+    if isolation:
+        found["isolation.level"] = isolation
+    found.pop("auto.offset.reset", None)
+    return found
+
+
+def _behind(properties: dict[str, str], prefix: str) -> dict[str, str]:
+    return {key.removeprefix(prefix): value for key, value in properties.items() if key.startswith(prefix)}
+
+
+def _decoder(properties: dict[str, str], prefix: str, where: str) -> tuple[str, dict[str, str]]:
+    key = f"{prefix}.decoder.class.name"
+    name = properties.get(key, "").strip()
+    given = _behind(properties, f"{prefix}.decoder.prop.")
+    decoder = next((kind for end, kind in _DECODERS.items() if f".{name}".endswith(end)), "")
+    if not name:
+        decoder = "json"
+    if not decoder:
+        raise InvalidConfig(
+            f"{where}/{key}: decoder {name!r} is not supported by this version",
+            hint="JSONMessageDecoder, CSVMessageDecoder, SimpleAvroMessageDecoder or "
+            "KafkaConfluentSchemaRegistryAvroMessageDecoder (with Pinot's packages); left out it is JSON",
+        )
+    needed = _DECODER_NEEDS.get(decoder)
+    if needed and not given.get(needed, "").strip():
+        hint = _AVRO_SCHEMA_HINT if decoder == "avro" else "the address of the registry, http://host:port"
+        raise InvalidConfig(f"{where}: {prefix}.decoder.prop.{needed} is missing for decoder {name!r}", hint=hint)
+    return decoder, given
 
 
 def _start_from(properties: dict[str, str], prefix: str, where: str) -> StartFrom:

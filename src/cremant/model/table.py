@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from cremant.model.completion import CompletionConfig
+
 
 class StartFrom(StrEnum):
     """Where a new table begins to read (`auto.offset.reset`)."""
@@ -17,12 +19,21 @@ class StartFrom(StrEnum):
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream of a table. `properties` are all keys as written; the rest is what they mean."""
+    """One stream of a table. `properties` are all keys as written; the rest is what they mean.
+
+    `stream_type` embedded or kafka; `decoder` json, csv, avro or avroRegistry, with the keys behind
+    `stream.<type>.decoder.prop.` as `decoder_properties`. Of a Kafka stream, `brokers` is `host:port,…` and
+    `client_properties` what its clients are told beside (`security.protocol`, `sasl.…`, `ssl.…`, `isolation.level`).
+    Values may refer to secrets (`cremant.model.secrets`): nothing here is resolved.
+    """
 
     stream_type: str
     topic: str
     decoder: str = "json"
+    decoder_properties: dict[str, str] = {}
     start_from: StartFrom = StartFrom.LATEST
+    brokers: str = ""
+    client_properties: dict[str, str] = {}
     properties: dict[str, str] = {}
 
 
@@ -37,6 +48,29 @@ class FlushConfig(msgspec.Struct, frozen=True, kw_only=True):
 class TransformConfig(msgspec.Struct, frozen=True, kw_only=True):
     column: str
     function: str
+
+
+class PartitionFunction(StrEnum):
+    """How values of a column are spread over partitions, as Pinot names it."""
+
+    MURMUR = "Murmur"
+    MODULO = "Modulo"
+    HASH_CODE = "HashCode"
+
+
+class ColumnPartitioning(msgspec.Struct, frozen=True, kw_only=True):
+    """What a table says of its stream: `partitions` of a column's values. It is checked by each segment's rows."""
+
+    function: PartitionFunction
+    partitions: int
+
+
+class IndexConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns that the table wants to find rows by. Indexes never change an answer."""
+
+    inverted: tuple[str, ...] = ()
+    range: tuple[str, ...] = ()
+    bloom: tuple[str, ...] = ()
 
 
 class ExpiredOffsets(StrEnum):
@@ -75,11 +109,15 @@ class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
     replication: int
     stream: StreamConfig
     flush: FlushConfig
+    completion: CompletionConfig = CompletionConfig()
     retention_ms: int | None = None
     null_handling: bool = False
     filter_function: str | None = None
     transforms: tuple[TransformConfig, ...] = ()
     sorted_column: str | None = None
+    indexes: IndexConfig = IndexConfig()
+    #: Column -> partitions of its values, by which sealed segments are pruned.
+    partitioning: dict[str, ColumnPartitioning] = {}
     query_timeout_ms: int | None = None
     cremant: CremantConfig = CremantConfig()
     raw_json: dict[str, Any] = {}

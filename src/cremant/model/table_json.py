@@ -12,12 +12,26 @@ from typing import Any
 
 import msgspec
 
+from cremant.model.completion import parse_completion
 from cremant.model.errors import Conflict, InvalidConfig
 from cremant.model.names import check_table_name, raw_table_name
-from cremant.model.schema import FieldType, Schema
+from cremant.model.schema import DataType, FieldType, Schema
 from cremant.model.stream_json import find_stream, parse_flush, parse_stream
-from cremant.model.table import CremantConfig, TableConfig, TransformConfig
-from cremant.model.table_keys import ECHO_DEFAULTS, INDEX_COLUMN_LISTS, find_unrecognized, without_unrecognized
+from cremant.model.table import (
+    ColumnPartitioning,
+    CremantConfig,
+    IndexConfig,
+    PartitionFunction,
+    TableConfig,
+    TransformConfig,
+)
+from cremant.model.table_keys import (
+    ECHO_DEFAULTS,
+    INDEX_COLUMN_LISTS,
+    UNUSED_PARTITION_FUNCTIONS,
+    find_unrecognized,
+    without_unrecognized,
+)
 from cremant.model.timeformat import parse_unit_ms
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -46,17 +60,21 @@ def parse_table(document: Any) -> TableConfig:
     properties, stream_at = find_stream(document)
     index = _section(document, "tableIndexConfig")
     ingestion = _section(document, "ingestionConfig")
+    replication = _replication(segments)
     return TableConfig(
         name=name,
         time_column=time_column,
-        replication=_replication(segments),
+        replication=replication,
         stream=parse_stream(properties, stream_at),
         flush=parse_flush(properties, stream_at),
+        completion=parse_completion(segments, replication),
         retention_ms=_retention_ms(segments),
         null_handling=index.get("nullHandlingEnabled") in _TRUE,
         filter_function=_filter(ingestion),
         transforms=_transforms(ingestion),
         sorted_column=_sorted_column(index),
+        indexes=_indexes(document),
+        partitioning=_partitioning(index),
         query_timeout_ms=_query_timeout_ms(document),
         cremant=_cremant(document),
         raw_json={**document, "tableName": f"{name}_REALTIME", "tableType": "REALTIME"},
@@ -171,6 +189,48 @@ def _sorted_column(index: dict[str, Any]) -> str | None:
     return columns[0] if columns and columns[0] else None
 
 
+def _indexes(document: dict[str, Any]) -> IndexConfig:
+    """From the lists of `tableIndexConfig` and from `fieldConfigList` (`indexes`, and the older `indexTypes`)."""
+    index = _section(document, "tableIndexConfig")
+    lists = {"inverted": "invertedIndexColumns", "range": "rangeIndexColumns", "bloom": "bloomFilterColumns"}
+    wanted = {kind: list(index.get(key) or []) for kind, key in lists.items()}
+    wanted["bloom"] += list(_section(index, "bloomFilterConfigs"))
+    for field in document.get("fieldConfigList") or []:
+        name = field.get("name") if isinstance(field, dict) else None
+        if not isinstance(name, str):
+            raise InvalidConfig(f"/fieldConfigList: every entry needs a 'name', found {field!r}")
+        older = [*(field.get("indexTypes") or []), field.get("indexType")]
+        named = {str(kind).lower(): {} for kind in older if kind} | _section(field, "indexes")
+        for kind, columns in wanted.items():
+            if kind in named and (named[kind] or {}).get("disabled") not in _TRUE:
+                columns.append(name)
+    # In one order: equal wishes are equal configs, and need no other index files.
+    return IndexConfig(**{kind: tuple(sorted(set(columns))) for kind, columns in wanted.items()})
+
+
+def _partitioning(index: dict[str, Any]) -> dict[str, ColumnPartitioning]:
+    """Of `segmentPartitionConfig`; columns by a function that we do not prune by are left out."""
+    config = _section(index, "segmentPartitionConfig")
+    columns = _section(config, "columnPartitionMap")
+    functions = {function.lower(): function for function in PartitionFunction} | {"murmur2": PartitionFunction.MURMUR}
+    found: dict[str, ColumnPartitioning] = {}
+    for column, item in columns.items():
+        place = f"/tableIndexConfig/segmentPartitionConfig/columnPartitionMap/{column}"
+        if not isinstance(item, dict):
+            raise InvalidConfig(f"{place}: expected an object, found {type(item).__name__}")
+        name, partitions = item.get("functionName"), str(item.get("numPartitions"))
+        if not isinstance(name, str) or name.lower() not in {*functions, *UNUSED_PARTITION_FUNCTIONS}:
+            raise InvalidConfig(
+                f"{place}: expected a partition function as functionName, found {name!r}",
+                hint=f"one of {', '.join(PartitionFunction)}; Pinot's others are accepted and prune nothing",
+            )
+        if not partitions.isdecimal() or not 1 <= int(partitions) < 2**31:
+            raise InvalidConfig(f"{place}: expected a number of 1 or more as numPartitions, found {partitions!r}")
+        if name.lower() in functions:
+            found[column] = ColumnPartitioning(function=functions[name.lower()], partitions=int(partitions))
+    return found
+
+
 def _query_timeout_ms(document: dict[str, Any]) -> int | None:
     value = _section(document, "query").get("timeoutMs")
     if value is None:
@@ -230,20 +290,33 @@ def validate_table(config: TableConfig, schema: Schema) -> None:
                 raise InvalidConfig(
                     f"Column Name {column} defined in {key} must be a valid column defined in the schema"
                 )
+    for column in {*config.indexes.inverted, *config.indexes.range, *config.indexes.bloom}:
+        if schema.field(column) is None:
+            raise InvalidConfig(f"Column Name {column} defined in field config list must be a valid column")
+    _check_partitioning(config, schema)
     if config.sorted_column is not None:
         sorted_field = schema.field(config.sorted_column)
         if sorted_field is not None and not sorted_field.single_value:
             raise InvalidConfig(f"sorted column {config.sorted_column} must be single-value")
-    for spec in schema.fields:
-        if re.match(r"__(key$|header\$|metadata\$)", spec.name):
-            raise InvalidConfig(
-                f"column {spec.name}: message keys, headers and metadata as columns are not supported by this version"
-            )
     for transform in config.transforms:
         if schema.field(transform.column) is None and not _feeds_another(transform, config.transforms):
             raise InvalidConfig(
                 f"The destination column '{transform.column}' of the transform function must be present in the schema "
                 "or as a source column for another transform function"
+            )
+
+
+def _check_partitioning(config: TableConfig, schema: Schema) -> None:
+    for column, how in config.partitioning.items():
+        field = schema.field(column)
+        if field is None:
+            raise InvalidConfig(f"Column Name {column} defined in columnPartitionMap must be a valid column")
+        if not field.single_value:
+            raise InvalidConfig(f"columnPartitionMap: column {column} has many values and no one partition")
+        if how.function is PartitionFunction.MODULO and field.data_type not in (DataType.INT, DataType.LONG):
+            raise InvalidConfig(
+                f"columnPartitionMap: Modulo is of INT and LONG columns, {column} is {field.data_type}",
+                hint="Murmur is what Kafka clients partition keys by",
             )
 
 

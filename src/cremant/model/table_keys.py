@@ -31,12 +31,13 @@ TABLE_KEYS: dict[str, Any] = {
         "description", "tags", "customConfigs",
     ),
     "segmentsConfig": _all(
+        "enableSegmentUploadToController",
         "retentionTimeUnit", "retentionTimeValue", "deletedSegmentsRetentionPeriod", "segmentPushFrequency",
         "segmentPushType", "replication", "replicasPerPartition", "timeColumnName", "timeType",
-        "segmentAssignmentStrategy", "replicaGroupStrategyConfig", "completionConfig", "crypterClassName",
+        "segmentAssignmentStrategy", "replicaGroupStrategyConfig", "crypterClassName",
         "minimizeDataMovement", "peerSegmentDownloadScheme", "untrackedSegmentsDeletionBatchSize",
         "untrackedSegmentsRetentionTimeUnit", "untrackedSegmentsRetentionTimeValue",
-    ),
+    ) | {"completionConfig": _all("completionMode", "storePolicy", "uploadWaitMs")},
     "tenants": _all("broker", "server", "tagOverrideConfig"),
     "tableIndexConfig": _all(
         "invertedIndexColumns", "rangeIndexColumns", "rangeIndexVersion", "bloomFilterColumns", "bloomFilterConfigs",
@@ -106,6 +107,10 @@ INDEX_COLUMN_LISTS = (
     "invertedIndexColumns", "rangeIndexColumns", "bloomFilterColumns", "noDictionaryColumns",
     "onHeapDictionaryColumns", "varLengthDictionaryColumns", "jsonIndexColumns", "sortedColumn",
 )  # fmt: skip
+
+
+#: Pinot's partition functions that segments are not pruned by here.
+UNUSED_PARTITION_FUNCTIONS = ("murmur3", "fnv", "bytearray", "boundedcolumnvalue", "custom")
 
 
 def find_unrecognized(value: Any, known: dict[str, Any] = TABLE_KEYS, pointer: str = "") -> dict[str, Any]:

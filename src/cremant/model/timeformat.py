@@ -22,28 +22,38 @@ UNIT_MS: dict[str, float] = {
 _PERIOD = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+)s)?(?:(\d+)ms)?")
 _PERIOD_MS = (86_400_000, 3_600_000, 60_000, 1_000, 1)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?")
+#: Of a period or size as text, and of what it stands for.
+_CHARS_MAX, _NUMBER_MAX = 60, 2**63 - 1
 _SIZE_BYTES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def parse_period_ms(value: Any, where: str) -> int:
     """`1d`, `1d12h30m`, `45s`, `500ms`, or a number of ms. Raises InvalidConfig naming `where`."""
     text = str(value).strip().lower()
-    if text.isdigit():
-        return int(text)
-    found = _PERIOD.fullmatch(text)
-    if not text or found is None:
+    if text.isdecimal() and len(text) <= _CHARS_MAX:
+        return _bounded(int(text), value, where)
+    found = _PERIOD.fullmatch(text) if 0 < len(text) <= _CHARS_MAX else None
+    if found is None:
         raise InvalidConfig(
             f"{where}: {value!r} is not a period", hint="write 1d, 12h, 30m, 1d12h30m or a number of milliseconds"
         )
-    return sum(int(part) * unit_ms for part, unit_ms in zip(found.groups(), _PERIOD_MS, strict=True) if part)
+    parts = zip(found.groups(), _PERIOD_MS, strict=True)
+    return _bounded(sum(int(part) * unit_ms for part, unit_ms in parts if part), value, where)
 
 
 def parse_size_bytes(value: Any, where: str) -> int:
     """`200M`, `1.5G`, or a number of bytes. Raises InvalidConfig naming `where`."""
-    found = _SIZE.fullmatch(str(value).strip().upper())
+    text = str(value).strip().upper()
+    found = _SIZE.fullmatch(text) if len(text) <= _CHARS_MAX else None
     if found is None:
         raise InvalidConfig(f"{where}: {value!r} is not a size", hint="write 200M, 1G or a number of bytes")
-    return int(float(found[1]) * _SIZE_BYTES[found[2]])
+    return _bounded(int(float(found[1]) * _SIZE_BYTES[found[2]]), value, where)
+
+
+def _bounded(number: int, value: Any, where: str) -> int:
+    if number > _NUMBER_MAX:
+        raise InvalidConfig(f"{where}: {value!r} is more than {_NUMBER_MAX}")
+    return number
 
 
 def parse_unit_ms(value: Any, where: str) -> float:

@@ -21,6 +21,12 @@ _MONTHS = (
 )  # fmt: skip
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+#: Within it `datetime` works, whatever the zone; and the length of 400 years.
+_PLAIN_MS = (-62_135_596_800_000 + 172_800_000, 253_402_300_799_999 - 172_800_000)
+_CYCLE_MS = 146_097 * 86_400_000
+_STRFTIME = {
+    ("y", 4): "%Y", ("Y", 4): "%Y", ("M", 2): "%m", ("d", 2): "%d", ("H", 2): "%H", ("m", 2): "%M", ("s", 2): "%S",
+}  # fmt: skip
 _OFFSET = re.compile(r"([+-])(\d{2}):?(\d{2})(?::?(\d{2}))?")
 _TOKEN = re.compile(r"'((?:[^']|'')*)'|([A-Za-z])\2*|[^A-Za-z']+")
 _LETTERS = frozenset("yYMdDHkKhmsSEaZz")
@@ -39,15 +45,18 @@ class _Field(NamedTuple):
         return self.letter in _NUMERIC or (self.letter == "M" and self.width < 3)
 
 
+#: Letters that are read as another one.
+_SAME = {"Y": "y", "z": "Z"}
+_SECONDS_AND_MILLIS = (_Field("s", 2), _Field("", 0, "."), _Field("S", 3))
+
+
 def zone_of(name: str, where: str) -> datetime.tzinfo:
     """A time zone by id (`UTC`, `Europe/Berlin`) or offset (`+02:00`). Raises InvalidConfig."""
     if name.upper() in ("UTC", "Z", "GMT"):
         return datetime.UTC
     found = _OFFSET.fullmatch(name)
-    if found:
-        return _fixed(found)
     try:
-        return zoneinfo.ZoneInfo(name)
+        return _fixed(found) if found else zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as error:
         raise InvalidConfig(f"{where}: unknown time zone {name!r}", hint="for example UTC or Europe/Berlin") from error
 
@@ -60,8 +69,9 @@ def _fixed(found: re.Match[str]) -> datetime.tzinfo:
 class TimePattern:
     """A compiled pattern in a zone. `parse` and `format` are inverse as far as the pattern goes."""
 
-    def __init__(self, fields: tuple[_Field, ...], zone: datetime.tzinfo, source: str) -> None:
+    def __init__(self, fields: tuple[_Field, ...], zone: datetime.tzinfo, source: str, zone_name: str = "UTC") -> None:
         self.source = source
+        self.zone_name = zone_name
         self._fields = fields
         self._zone = zone
         self._regex = re.compile("".join(_regex_of(fields, at) for at in range(len(fields))), re.IGNORECASE)
@@ -88,7 +98,7 @@ class TimePattern:
                 fields.append(_Field(found[2], len(found[0])))
         if not fields:
             raise InvalidConfig(f"{where}: empty date pattern")
-        return cls(tuple(fields), zone_of(zone, where), pattern)
+        return cls(tuple(fields), zone_of(zone, where), pattern, zone)
 
     def parse(self, text: str) -> int:
         """Epoch ms. Raises ValueError."""
@@ -108,9 +118,38 @@ class TimePattern:
 
     def format(self, ms: int) -> str:
         """Raises ValueError or OverflowError outside years 1 to 9999."""
-        seconds, millis = divmod(ms, 1000)
+        return self._format(ms, 0)
+
+    def format_any(self, ms: int) -> str:
+        """Years beyond 1 to 9999 take the calendar of a year 400 times n away, which is the same."""
+        plain = _PLAIN_MS[0] <= ms <= _PLAIN_MS[1]
+        return self._format(ms, 0 if plain else (ms - _PLAIN_MS[0]) // _CYCLE_MS - 5)
+
+    def _format(self, ms: int, cycles: int) -> str:
+        seconds, millis = divmod(ms - cycles * _CYCLE_MS, 1000)
         moment = (_EPOCH + datetime.timedelta(seconds=seconds)).astimezone(self._zone)
-        return "".join(_format(field, moment, millis) for field in self._fields)
+        return "".join(_format(field, moment, millis, moment.year + 400 * cycles) for field in self._fields)
+
+    @property
+    def shows_millis(self) -> bool:
+        return any(field.letter == "S" for field in self._fields)
+
+    def strftime(self) -> str | None:
+        """The same as a strftime format, in which %S has the milliseconds if `shows_millis`; None if there is none."""
+        parts: list[str] = []
+        at = 0
+        while at < len(self._fields):
+            if self._fields[at : at + 3] == _SECONDS_AND_MILLIS:
+                parts.append("%S")
+                at += 3
+                continue
+            field = self._fields[at]
+            part = _STRFTIME.get((field.letter, field.width)) if field.letter else field.text.replace("%", "%%")
+            if part is None:
+                return None
+            parts.append(part)
+            at += 1
+        return None if self.shows_millis and parts.count("%S") > 1 else "".join(parts)
 
 
 def _regex_of(fields: tuple[_Field, ...], at: int) -> str:
@@ -118,8 +157,8 @@ def _regex_of(fields: tuple[_Field, ...], at: int) -> str:
     if not letter:
         return re.escape(text)
     squeezed = at + 1 < len(fields) and fields[at + 1].numeric
-    name = {"Y": "y", "k": "k", "z": "Z"}.get(letter, letter)
-    if any(field.letter in (letter, {"y": "Y", "Y": "y"}.get(letter)) for field in fields[:at]):
+    name = _SAME.get(letter, letter)
+    if any(_SAME.get(field.letter, field.letter) == name for field in fields[:at]):
         name = ""
     if letter in ("M",) and width >= 3:
         body = "[A-Za-z]{3,9}"
@@ -175,13 +214,14 @@ def _parse_zone(text: str) -> datetime.tzinfo:
         raise ValueError(error.message) from error
 
 
-def _format(field: _Field, moment: datetime.datetime, millis: int) -> str:
+def _format(field: _Field, moment: datetime.datetime, millis: int, year: int) -> str:
     letter, width, text = field
     match letter:
         case "":
             return text
         case "y" | "Y":
-            return f"{moment.year % 100:02d}" if width == 2 else str(moment.year).rjust(width, "0")
+            sign = "-" if year < 0 else ""
+            return f"{abs(year) % 100:02d}" if width == 2 else sign + str(abs(year)).rjust(width, "0")
         case "M":
             name = _MONTHS[moment.month - 1]
             return str(moment.month).rjust(width, "0") if width < 3 else name[:3] if width == 3 else name

@@ -8,20 +8,24 @@ the message that takes it to `bytes_max`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from cremant.log.api import LogReader, MessageBatch
-from cremant.model.errors import InvariantViolation
+from cremant.log.columns import joined, part
+from cremant.model.errors import InvariantViolation, Unavailable
 from cremant.model.limits import BLOCK_ROWS_MAX, MIB
 from cremant.model.offsets import OffsetRange
 
 #: Message bytes of one chunk: a block of 16 MiB of JSON is at most about 32 MiB decoded, half of a record's limit.
 CHUNK_BYTES_MAX = 16 * MIB
+
+
+#: Reads in a row that give nothing where there is something.
+EMPTY_READS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +37,40 @@ class Chunk:
 
 
 def chunks(
-    reader: LogReader, wanted: OffsetRange, *, rows_max: int = BLOCK_ROWS_MAX, bytes_max: int = CHUNK_BYTES_MAX
+    reader: LogReader,
+    wanted: OffsetRange,
+    latest: Callable[[], int],
+    *,
+    rows_max: int = BLOCK_ROWS_MAX,
+    bytes_max: int = CHUNK_BYTES_MAX,
 ) -> Iterator[Chunk]:
-    """Chunks that cover `wanted` exactly. The reader stands at `wanted.first`. Raises what `reader.read` raises, and
-    InvariantViolation if the log ends before `wanted` does (it was planned from the log's own end)."""
+    """Chunks that cover `wanted` exactly. The reader stands at `wanted.first`; `latest` asks the log where it ends,
+    again if that is too little to be true (`pipeline/ends.py`). Raises what `reader.read` raises, InvariantViolation if
+    the log ends before `wanted` does (it was planned from the log's own end), and Unavailable if it does not but its
+    reader gives nothing."""
     first = wanted.first
     while first < wanted.next:
-        chunk = _chunk(reader, OffsetRange(first, min(wanted.next, first + rows_max)), bytes_max)
+        chunk = _chunk(reader, OffsetRange(first, min(wanted.next, first + rows_max)), latest, bytes_max)
         yield chunk
         first = chunk.range.next
 
 
-def _chunk(reader: LogReader, limit: OffsetRange, bytes_max: int) -> Chunk:
+def _chunk(reader: LogReader, limit: OffsetRange, latest: Callable[[], int], bytes_max: int) -> Chunk:
     parts: list[MessageBatch] = []
-    size = 0
+    size = empty = 0
     while reader.position < limit.next:
         batch = reader.read(max_messages=limit.next - reader.position, max_bytes=bytes_max)
         if batch is None:
-            raise InvariantViolation("E-2", f"the stream ends at {reader.position}, an epoch was planned up to {limit}")
+            if reader.position >= limit.next:
+                break  # what is left is invisible: markers of transactions, messages of aborted ones
+            # The planner, another process, has seen more; a reader that has been told waits for it.
+            end, empty = latest(), empty + 1
+            if end < limit.next:
+                raise InvariantViolation("E-2", f"the stream ends at {end}, an epoch was planned up to {limit.next}")
+            if empty > EMPTY_READS_MAX:
+                raise Unavailable(f"the stream ends at {end}, but gives nothing from {reader.position} on")
+            continue
+        empty = 0
         batch = _below(batch, limit.next)
         if not len(batch):
             continue
@@ -79,31 +99,8 @@ def _lengths(batch: MessageBatch) -> np.ndarray:
 
 def _below(batch: MessageBatch, next_offset: int) -> MessageBatch:
     """The messages below `next_offset`."""
-    count = int(np.searchsorted(batch.offsets, next_offset))
-    if count == len(batch):
-        return batch
-    return MessageBatch(
-        offsets=batch.offsets[:count],
-        timestamps_ms=batch.timestamps_ms[:count],
-        timestamp_type=batch.timestamp_type,
-        values=batch.values.slice(0, count),
-        keys=batch.keys.slice(0, count),
-        headers=None if batch.headers is None else batch.headers[:count],
-        next_offset=next_offset,
-    )
+    return part(batch, 0, int(np.searchsorted(batch.offsets, next_offset)))
 
 
 def _join(parts: list[MessageBatch]) -> MessageBatch | None:
-    if len(parts) <= 1:
-        return parts[0] if parts else None
-    has_headers = any(part.headers is not None for part in parts)
-    headers = tuple(h for part in parts for h in (part.headers or ((),) * len(part))) if has_headers else None
-    return MessageBatch(
-        offsets=np.concatenate([part.offsets for part in parts]),
-        timestamps_ms=np.concatenate([part.timestamps_ms for part in parts]),
-        timestamp_type=parts[0].timestamp_type,
-        values=pa.concat_arrays([part.values for part in parts]),
-        keys=pa.concat_arrays([part.keys for part in parts]),
-        headers=headers,
-        next_offset=parts[-1].next_offset,
-    )
+    return joined(parts, parts[-1].next_offset) if parts else None

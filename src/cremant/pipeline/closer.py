@@ -21,11 +21,14 @@ from cremant.epoch.protocol import (
     RunPlan,
     highest_fence,
 )
-from cremant.log.api import Log
-from cremant.model.errors import CremantError, PeerError, WorldError
+from cremant.log.api import Log, LogReader
+from cremant.model.errors import CremantError, Fenced, PeerError, WorldError
 from cremant.pipeline.checkpoint import planned_batch
 from cremant.pipeline.plan import EpochPlan
-from cremant.pipeline.starter import give_up, read_heads
+from cremant.pipeline.starter import give_up, heads_between
+
+#: A moment for a close that is nearly through; a reader that is left open is closed with its log.
+END_S = 0.2
 
 
 class Closer:
@@ -39,6 +42,7 @@ class Closer:
         self._machine = CloseMachine(run)
         self._lock = threading.Lock()
         self._spent: CremantError | None = None
+        self._reader: LogReader | None = None
 
     @property
     def epoch(self) -> int:
@@ -76,6 +80,25 @@ class Closer:
             if self._spent is None:
                 self._carry_out(self._machine.step(Idle(ends=ends, at_ms=at_ms)))
 
+    def _highest_fence(self, effect: ReadBack) -> int:
+        """The reader stays open: it stands where the next read-back begins."""
+        if self._reader is None:
+            self._reader = self._log.reader(self._topic, effect.partition, effect.first)
+        elif self._reader.position != effect.first:
+            self._reader.seek(effect.first)
+        return highest_fence(head for _, head in heads_between(self._reader, effect.up_to, self._incarnation))
+
+    def end(self) -> None:
+        """Nothing more will be closed. Who is closing right now, and may wait for a log, is not waited for."""
+        self._spent = self._spent or Fenced(f"table {self._table}: the run is over")
+        if self._lock.acquire(timeout=END_S):
+            try:
+                if self._reader is not None:
+                    self._reader.close()
+                    self._reader = None
+            finally:
+                self._lock.release()
+
     def _check(self) -> None:
         if self._spent is not None:
             raise self._spent
@@ -101,7 +124,6 @@ class Closer:
                 return Appended(
                     effect.partition, self._log.append(self._topic, effect.partition, [message]).first_offset
                 )
-            heads = read_heads(self._log, self._topic, effect.partition, effect.first, self._incarnation, effect.up_to)
-            return ReadBackDone(highest_fence(head for _, head in heads))
+            return ReadBackDone(self._highest_fence(effect))
         except (WorldError, CremantError, OSError) as error:
             return EffectFailed(f"{type(effect).__name__}: {error}")

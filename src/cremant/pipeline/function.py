@@ -161,6 +161,7 @@ def read_rows(spec: RunSpec, shares: tuple[Share, ...], config_version: int) -> 
     target = to_arrow_schema(row_lane_schema(spec), timezone="UTC")
     covered: list[Covered] = []
     with giving_up_loudly(spec):
+        worker.position_readers(spec, shares)
         for share in shares:
             for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
                 causes: dict[str, int] = {}

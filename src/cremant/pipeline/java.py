@@ -14,12 +14,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from cremant.model.errors import NoResource
+from cremant.shell.leftovers import make_held, remove_held, temporary_path
 
 JAVA_MAJOR_MIN = 17
 #: A laptop under load needs about 5 s; beyond this something is wrong.
@@ -114,13 +114,14 @@ class JvmStart:
         self._log_path = log_path
 
     @classmethod
-    def begin(cls, *, driver_memory: str, log_path: Path) -> JvmStart:
-        """Starts Java. Raises NoResource (no Java, no PySpark)."""
+    def begin(cls, *, driver_memory: str, log_path: Path, scratch: Path | None = None) -> JvmStart:
+        """Starts Java; `scratch` is where it keeps temporary files. Raises NoResource (no Java, no PySpark)."""
         java, home = find_java(), spark_home()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         if log_path.exists():
             log_path.replace(log_path.with_suffix(".previous.log"))
-        info = Path(tempfile.mkdtemp(prefix="cremant-jvm-"))
+        info = temporary_path(f"jvm-{os.getpid()}")
+        make_held(info)
         environment = dict(os.environ) | {
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info / "gateway"),
             "SPARK_HOME": str(home),
@@ -128,9 +129,12 @@ class JvmStart:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
         }
+        options = jvm_options(driver_memory, home)
+        if scratch is not None:
+            options.append(f"-Djava.io.tmpdir={scratch}")
         with log_path.open("ab") as output:
             process = subprocess.Popen(
-                [str(java), *jvm_options(driver_memory, home), "org.apache.spark.api.python.PythonGatewayServer"],
+                [str(java), *options, "org.apache.spark.api.python.PythonGatewayServer"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -155,7 +159,7 @@ class JvmStart:
                 time.sleep(0.02)
             data = info.read_bytes()
         finally:
-            shutil.rmtree(self._info_directory, ignore_errors=True)
+            remove_held(self._info_directory)
         length = int.from_bytes(data[4:8], "big")
         return Jvm(self._process, int.from_bytes(data[:4], "big"), data[8 : 8 + length].decode(), self._log_path)
 

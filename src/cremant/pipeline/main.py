@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cremant.log.open import open_log
+from cremant.log.open import open_logs
 from cremant.model.cluster import Role
 from cremant.model.errors import Unavailable
 from cremant.model.settings import Settings
@@ -151,14 +151,14 @@ def _run(settings: Settings, *, port: int, insecure: bool) -> None:
     session.start()
     bound = listen(str(settings.host), port, insecure=insecure)
     host, real_port = bound.getsockname()[:2]
-    log = open_log(settings)
+    logs = open_logs(settings)
     supervisors: list[Supervisor] = []
     member = Member(
         Role.PIPELINE, settings.data_dir, host, real_port, str(settings.controller_url),
         lambda: supervisors[0].report(),
     )  # fmt: skip
     setup_logging("pipeline", member.id)
-    supervisor = Supervisor(session, log, settings, member)
+    supervisor = Supervisor(session, logs, settings, member)
     supervisors.append(supervisor)
     session.is_idle = lambda: member.view is not None and not supervisor.queries()
     registry = CollectorRegistry()
@@ -185,7 +185,7 @@ def _run(settings: Settings, *, port: int, insecure: bool) -> None:
         supervisor.stop(STOP_S)
         member.stop()
         session.close()
-        log.close()
+        logs.close()
     if session.error is not None:
         raise session.error
     if session.jvm is not None and session.died:

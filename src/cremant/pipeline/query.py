@@ -5,7 +5,7 @@
     starting  start protocol and Spark query are on their way
     running   epochs are made
     paused    by the user; the lease is given back
-    backoff   the query died; it starts again after a growing pause
+    backoff   the query died, or stream or epoch log are not to be reached; it starts again after a growing pause
     failed    it cannot go on until the table's config changes (bad config, topic replaced, a rule does not hold)
 
 One thread per table. Views come in from outside; the thread compares them with what it runs. While the controller is
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from cremant.cluster.leases import holder_name
 from cremant.log.api import Log
+from cremant.log.open import Logs
 from cremant.model.cluster import PipelineReport, TableView
 from cremant.model.errors import CremantError, Fenced, PeerError
 from cremant.model.limits import PIPELINE_IDLE_MS, PIPELINE_LEASE_MS, PIPELINE_RENEW_MS
@@ -34,6 +35,7 @@ from cremant.pipeline.checkpoint import remove_old_checkpoints
 from cremant.pipeline.run import Run, Totals
 from cremant.pipeline.spec import FINAL
 from cremant.pipeline.starter import Controller, StartDriver
+from cremant.pipeline.worker import check_topic
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
 from cremant.wire.messages import LeaseReply, LeaseRequest
@@ -63,13 +65,13 @@ class TableQuery:
     def __init__(
         self,
         session: Callable[[], SparkSession],
-        log: Log,
+        logs: Logs,
         settings: Settings,
         controller: Controller,
         table: TableView,
     ) -> None:
         self._session = session
-        self._log = log
+        self._logs = logs
         self._settings = settings
         self._controller = controller
         self._table = table
@@ -154,24 +156,28 @@ class TableQuery:
             self._sleep(PIPELINE_RENEW_MS)
             return
         self._set(State.STARTING)
-        run = self._start_run()
-        try:
-            self._set(State.RUNNING)
-            self._watch(run)
-        finally:
-            self._run = None
-            run.stop()
+        table = self._table
+        with self._logs.stream(table.record.config.stream) as stream:
+            run = self._start_run(table, stream)
+            try:
+                self._set(State.RUNNING)
+                self._watch(run)
+            finally:
+                self._run = None
+                run.stop()
         outcome = run.outcome()
         if outcome is not None:
             raise outcome
 
-    def _start_run(self) -> Run:
-        table = self._table
+    def _start_run(self, table: TableView, stream: Log) -> Run:
         checkpoints = self._run_dir / "checkpoints"
         self._partitions = partitions_in(table, self._partitions or len(table.partitions))
-        plan = StartDriver(self._controller, self._log, table, checkpoints, self._partitions).run()
+        # Before a generation is spent: the stream can be asked, and is the one the table was made for.
+        check_topic(stream, table.record.config.stream.topic, table.record.topic_incarnation, table.name)
+        epochs = self._logs.epoch
+        plan = StartDriver(self._controller, epochs, table, checkpoints, self._partitions).run()
         self._generation = plan.generation
-        run = Run(self._session(), self._log, self._settings, table, plan, self._run_dir, self._totals)
+        run = Run(self._session(), stream, epochs, self._settings, table, plan, self._run_dir, self._totals)
         run.start()
         self._run = run
         remove_old_checkpoints(checkpoints, plan.checkpoint)
@@ -196,8 +202,7 @@ class TableQuery:
                 self._renew()
             if time.monotonic() - looked_s >= PIPELINE_IDLE_MS / 1000:
                 looked_s = time.monotonic()
-                run.heartbeat()
-                self._lag_rows = run.lag_rows()
+                self._lag_rows = run.look()
                 if run.epoch > epoch:
                     self._backoff.reset()
                     self._error = None

@@ -32,7 +32,15 @@ from cremant.pipeline.closer import Closer
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.source import FORMAT, StreamSource
-from cremant.pipeline.spec import RunSpec, log_settings_of, remove_old_files, take_stopped, write_config, write_wanted
+from cremant.pipeline.spec import (
+    FINAL,
+    RunSpec,
+    log_settings_of,
+    remove_old_files,
+    take_stopped,
+    write_config,
+    write_wanted,
+)
 from cremant.shell.logs import log_event
 
 if TYPE_CHECKING:
@@ -57,12 +65,13 @@ class Run:
     """Built after the start protocol; `start`, watch `finished`, then `stop`. One thread drives it."""
 
     def __init__(
-        self, spark: SparkSession, log: Log, settings: Settings, table: TableView, plan: RunPlan, run_dir: Path,
-        totals: Totals,
+        self, spark: SparkSession, stream: Log, epochs: Log, settings: Settings, table: TableView, plan: RunPlan,
+        run_dir: Path, totals: Totals,
     ) -> None:  # fmt: skip
+        """`stream` holds the table's stream, `epochs` its epoch log; both stay open until `stop`."""
         self.plan = plan
         self._spark = spark
-        self._log = log
+        self._stream = stream
         self._settings = settings
         self._run_dir = run_dir
         self._totals = totals
@@ -70,7 +79,7 @@ class Run:
         self._incarnation = table.record.incarnation
         self._name = table.name
         self._checkpoint = run_dir / "checkpoints" / plan.checkpoint
-        self._closer = Closer(log, self._topic, self._incarnation, table.name, plan)
+        self._closer = Closer(epochs, self._topic, self._incarnation, table.name, plan)
         self._query: StreamingQuery | None = None
         self._batch_error: BaseException | None = None
         self._record = table.record
@@ -85,6 +94,7 @@ class Run:
             incarnation=self._incarnation,
             topic=table.record.config.stream.topic,
             topic_incarnation=table.record.topic_incarnation,
+            stream_version=table.record.config_version,
             epoch_topic=self._topic,
             dead_letter_topic=dead_letter_topic(table.name, self._incarnation),
             generation=plan.generation,
@@ -131,23 +141,26 @@ class Run:
 
     def outcome(self) -> BaseException | None:
         """Why the query ended: what closing raised, what planner or task left, or what Spark says; None if it was
-        stopped."""
+        stopped. What a task left and another attempt of it got over does not count."""
         if self._batch_error is not None:
             return self._batch_error
         left = take_stopped(self.spec)
-        if left is not None:
-            return left
         error = self._query.exception() if self._query is not None else None
+        if left is not None and (error is not None or isinstance(left, FINAL)):
+            return left
         return None if error is None else PeerError(f"table {self._name}: {_last_cause(str(error))}")
 
     def wants_restart(self, record: TableRecord, partitions: int) -> bool:
-        """What a running query cannot take over: more partitions (they are fenced by a start, E-7), another trigger, a
-        user's function, which is part of the query, or any new config of a table with one."""
+        """What a running query cannot take over: more partitions (they are fenced by a start, E-7), other properties of
+        the stream, another trigger, a user's function, which is part of the query, or any new config of a table with
+        one."""
         if partitions > len(self._starts):
             return True
         before, after = self._record.config.cremant.pipeline, record.config.cremant.pipeline
         if record.config_version == (self.spec.function_version or self._record.config_version):
             return False
+        if record.config.stream != self._record.config.stream:
+            return True
         return bool(before.function or after.function) or before.min_epoch_ms != after.min_epoch_ms
 
     def update(self, record: TableRecord) -> None:
@@ -157,20 +170,15 @@ class Run:
             self._record = record
             self._want(hold=False)
 
-    def heartbeat(self) -> None:
-        """Says how far the stream went, if everything up to there is in a closed epoch."""
+    def look(self) -> int:
+        """Offsets of the stream that are not in a closed epoch yet. If there is none, says how far the stream went
+        (heartbeat). Raises PeerError if the stream cannot be asked."""
         at_ms = time.time_ns() // 1_000_000
-        ends = tuple(self._log.latest(self.spec.topic, p) for p in range(len(self._closer.ends)))
-        if ends == self._closer.ends and not self._in_batch.is_set():
-            self._closer.heartbeat(ends, at_ms)
-
-    def lag_rows(self) -> int:
-        """Messages of the stream that are not in a closed epoch yet."""
         closed = self._closer.ends
-        return sum(
-            max(0, self._log.latest(self.spec.topic, p) - (closed[p] if p < len(closed) else start))
-            for p, start in enumerate(self._starts)
-        )
+        ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
+        if ends == closed and not self._in_batch.is_set():
+            self._closer.heartbeat(ends, at_ms)
+        return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
 
     def stop(self) -> None:
         """Ends the query after the epoch in flight, or within PIPELINE_STOP_MS whatever it does."""
@@ -185,6 +193,7 @@ class Run:
                 break
             time.sleep(0.02)
         self._query.stop()
+        self._closer.end()
 
     # --- from Spark's callback thread ---
 

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from cremant.model.errors import NoResource
 from cremant.model.settings import Settings
 from cremant.pipeline.java import QUICK_JAR, Jvm, JvmStart
+from cremant.shell.leftovers import make_held, remove_held, remove_stale_directories, temporary_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,29 +67,31 @@ def session_conf(settings: Settings) -> dict[str, str]:
 def socket_directory(settings: Settings) -> Path:
     """Where JVM and Python workers meet: only this user may enter, and short, because socket paths are limited to about
     100 characters. One per data directory, so that what a killed process left is cleaned up by the next."""
-    name = hashlib.sha256(str(Path(settings.data_dir).absolute()).encode()).hexdigest()[:12]
-    return Path(tempfile.gettempdir()) / f"cremant-{os.getuid()}-{name}"
+    return temporary_path(hashlib.sha256(str(Path(settings.data_dir).absolute()).encode()).hexdigest()[:12])
 
 
 def _make_socket_directory(settings: Settings) -> None:
-    remove_socket_directory(settings)
     directory = socket_directory(settings)
     try:
-        directory.mkdir(mode=0o700)
+        make_held(directory)
     except OSError as error:
         raise NoResource(f"cannot make {directory} for the sockets of Spark's Python workers: {error}") from error
 
 
 def remove_socket_directory(settings: Settings) -> None:
-    shutil.rmtree(socket_directory(settings), ignore_errors=True)
+    remove_held(socket_directory(settings))
 
 
 def begin_jvm(settings: Settings) -> JvmStart:
     """First thing a pipeline process does: Java needs seconds, everything else can happen beside it."""
     data_dir = Path(settings.data_dir).absolute()
-    (data_dir / "spark-local").mkdir(parents=True, exist_ok=True)
+    scratch = data_dir / "spark-local"
+    shutil.rmtree(scratch, ignore_errors=True)  # what a killed process left: the directory is ours alone
+    scratch.mkdir(parents=True, exist_ok=True)
+    remove_stale_directories()
     _make_socket_directory(settings)
-    return JvmStart.begin(driver_memory=str(settings.spark_driver_memory), log_path=data_dir / "spark.log")
+    memory = str(settings.spark_driver_memory)
+    return JvmStart.begin(driver_memory=memory, log_path=data_dir / "spark.log", scratch=scratch)
 
 
 def open_session(settings: Settings, jvm: Jvm) -> SparkSession:

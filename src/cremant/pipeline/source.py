@@ -8,6 +8,7 @@ and hands Spark one small report row per block; the row lane hands out decoded r
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from cremant.epoch.format import to_message
 from cremant.epoch.records import Gap, GapReason
-from cremant.log.api import Log, TopicInfo
+from cremant.log.api import TopicInfo
 from cremant.model.errors import InvalidConfig, InvariantViolation, NotFound
 from cremant.model.limits import EPOCH_ROWS_MAX
+from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
+from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import EpochPlan, Share, initial_plan, next_plan, shares_of, tasks_of
 from cremant.pipeline.spec import RunSpec, WantedFile
 from cremant.pipeline.task import REPORT_DDL, giving_up_loudly, run_task
@@ -34,6 +37,8 @@ FORMAT = "cremant-stream"
 #: The planner waits this long for new messages before it tells Spark that there are none: no busy polling, and a stop
 #: of the query waits no longer than this.
 IDLE_WAIT_S = 0.2
+#: How often the planner makes sure that the topic is the one it was.
+LOOK_AGAIN_S = 1.0
 
 
 def batch_id_of_task() -> int:
@@ -80,6 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._spec = spec
         self._wanted = WantedFile(spec)
         self._until: tuple[int, ...] | None = None
+        self._looked_s = -math.inf
         self._announced: tuple[int, ...] | None = None
 
     # --- planner process ---
@@ -96,57 +102,81 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             before = EpochPlan.from_offset(start)
             after = self._plan(before, limit)
             if after is before:
-                log = worker.log_of(self._spec)
-                log.wait({(self._spec.topic, p): end for p, end in enumerate(before.ends)}, IDLE_WAIT_S)
+                stream = worker.stream_of(self._spec)
+                stream.wait({(self._spec.topic, p): end for p, end in enumerate(before.ends)}, IDLE_WAIT_S)
                 after = self._plan(before, limit)
             return start if after is before else after.to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        log, topic = worker.log_of(self._spec), self._topic()
-        self._until = tuple(log.latest(self._spec.topic, p) for p in range(topic.partitions))
+        partitions = range(self._topic().partitions)
+        bounds = worker.stream_of(self._spec).bounds(self._spec.topic, partitions)
+        self._until = tuple(bound.latest for bound in bounds)
 
     def _plan(self, before: EpochPlan, limit: ReadLimit) -> EpochPlan:
-        log, topic, wanted = worker.log_of(self._spec), self._topic(), self._wanted.read()
-        partitions = range(len(wanted.starts))
-        if len(partitions) > topic.partitions:
-            raise InvariantViolation(
-                "E-8", f"topic {topic.name} has {topic.partitions} partitions, the table has {len(partitions)}"
-            )
-        earliest = [log.earliest(topic.name, p) for p in partitions]
+        stream, topic, wanted = worker.stream_of(self._spec), self._spec.topic, self._wanted.read()
+        self._look(len(wanted.starts))
         # Time first, then the ends: what was in the stream at that time is below them.
         at_ms = time.time_ns() // 1_000_000
-        ends = [log.latest(topic.name, p) for p in partitions]
-        if self._until is not None:
-            ends = [min(end, until) for end, until in zip(ends, self._until, strict=False)]
-        after = next_plan(
-            before, wanted, earliest=earliest, ends=ends, at_ms=at_ms,
-            max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else 2**62,
-        )  # fmt: skip
-        if after.gaps and wanted.stop_on_expired:
-            gap = after.gaps[0]
-            raise InvalidConfig(
-                f"table {self._spec.table}: offsets {gap.first} to {gap.next} of topic {topic.name} partition "
-                f"{gap.partition} expired before they were read",
-                hint='the table stops at expired offsets; set cremant.pipeline.expiredOffsets to "gap" to go on',
+        try:
+            bounds = asked_again(
+                lambda: stream.bounds(topic, range(len(wanted.starts))),
+                lambda found: all(bound.latest >= end for bound, end in zip(found, before.ends, strict=False)),
             )
+            ends = [bound.latest for bound in bounds]
+            if self._until is not None:
+                ends = [min(end, until) for end, until in zip(ends, self._until, strict=False)]
+            after = next_plan(
+                before, wanted, earliest=[bound.earliest for bound in bounds], ends=ends, at_ms=at_ms,
+                max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else 2**62,
+            )  # fmt: skip
+        except (NotFound, InvariantViolation):
+            self._topic()  # says it better where the topic is gone or another one
+            raise
+        if wanted.stop_on_expired:
+            for gap in after.gaps:
+                self._stop_at(gap.partition, OffsetRange(gap.first, gap.next))
         return after
 
+    def _stop_at(self, partition: int, expired: OffsetRange) -> None:
+        raise InvalidConfig(
+            f"table {self._spec.table}: offsets {expired.first} to {expired.next} of topic {self._spec.topic} "
+            f"partition {partition} expired before they were read",
+            hint='the table stops at expired offsets; set cremant.pipeline.expiredOffsets to "gap" to go on',
+        )
+
+    def _look(self, partitions: int) -> None:
+        """Now and then: is the topic the one it was? Messages of another one are refused by the readers in any case."""
+        if time.monotonic() - self._looked_s < LOOK_AGAIN_S:
+            return
+        topic = self._topic()
+        if partitions > topic.partitions:
+            raise InvariantViolation(
+                "E-8", f"topic {topic.name} has {topic.partitions} partitions, the table has {partitions}"
+            )
+        self._looked_s = time.monotonic()
+
     def _topic(self) -> TopicInfo:
-        return check_topic(worker.log_of(self._spec), self._spec)
+        return worker.check_topic(
+            worker.stream_of(self._spec), self._spec.topic, self._spec.topic_incarnation, self._spec.table
+        )
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with giving_up_loudly(self._spec):
             plan = EpochPlan.from_offset(end)
-            log = worker.log_of(self._spec)
-            earliest = [log.earliest(self._spec.topic, p) for p in range(len(plan.partitions))]
-            shares = shares_of(plan, earliest)
+            bounds = worker.stream_of(self._spec).bounds(self._spec.topic, range(len(plan.partitions)))
+            shares = shares_of(plan, [bound.earliest for bound in bounds])
+            if self._wanted.read().stop_on_expired:
+                for share in shares:
+                    if share.first > plan.partitions[share.partition].first:
+                        self._stop_at(share.partition, share.gap)
             if plan.ends != self._announced:
                 self._announced = plan.ends
-                self._append_gaps(log, shares)
+                self._append_gaps(shares)
             return [TaskShares(group, plan.config_version) for group in tasks_of(shares, self._spec.tasks_max)]
 
-    def _append_gaps(self, log: Log, shares: Sequence[Share]) -> None:
+    def _append_gaps(self, shares: Sequence[Share]) -> None:
         """Before any block behind them: readers stop at a hole that nothing explains."""
+        log = worker.epoch_log_of(self._spec)
         for share in shares:
             if share.gap.length:
                 gap = Gap(generation=self._spec.generation, range=share.gap, reason=GapReason.EXPIRED)
@@ -162,22 +192,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             return read_rows(self._spec, partition.shares, partition.config_version)
         batch_id = batch_id_of_task()
         return iter([run_task(self._spec, partition.shares, batch_id, partition.config_version)])
-
-
-def check_topic(log: Log, spec: RunSpec) -> TopicInfo:
-    """The stream topic. Raises InvariantViolation (E-8) if it is not the one the table was made for."""
-    try:
-        topic = log.topic(spec.topic)
-    except NotFound as error:
-        raise InvariantViolation(
-            "E-8", f"topic {spec.topic} of table {spec.table} was deleted",
-            hint="re-create the table for a new topic; what is sealed stays queryable",
-        ) from error  # fmt: skip
-    if spec.topic_incarnation and topic.incarnation != spec.topic_incarnation:
-        raise InvariantViolation(
-            "E-8",
-            f"topic {spec.topic} was deleted and created again (incarnation {topic.incarnation}, table "
-            f"{spec.table} reads {spec.topic_incarnation}); its offsets start anew",
-            hint="re-create the table",
-        )
-    return topic

@@ -18,12 +18,13 @@ import msgspec
 from cremant.model import errors
 from cremant.model.cluster import TableRecord
 from cremant.model.errors import Corrupt, CremantError, InvariantViolation
-from cremant.model.settings import Settings
+from cremant.model.settings import SETTINGS, Settings
 from cremant.pipeline.plan import Wanted
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`log_settings`: what `open_log` needs. `starts`: where a query without checkpoint begins.
+    """`log_settings`: what `open_logs` needs. `starts`: where a query without checkpoint begins. `stream_version`: the
+    config version whose stream properties say where the stream is; they stay in its file, so no secret is in here.
 
     `epoch = base + batch id`, except for the one batch that replays the epoch that was committed already.
     """
@@ -34,6 +35,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: str
     topic: str
     topic_incarnation: str
+    stream_version: int
     epoch_topic: str
     dead_letter_topic: str
     generation: int
@@ -63,17 +65,21 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def log_settings_of(settings: Settings) -> dict[str, Any]:
-    """The settings that decide how the log is opened, with absolute paths."""
+    """The settings that decide how logs are opened, with absolute paths."""
     from cremant.log.open import log_directory
 
-    names = ("log_fsync", "log_segment_bytes", "log_retention_ms")
-    return {"log_dir": str(log_directory(settings)), **{name: getattr(settings, name) for name in names}}
+    names = [setting.name for setting in SETTINGS if setting.name.startswith(("log_", "epoch_log", "kafka_"))]
+    found = {name: getattr(settings, name) for name in names}
+    if found["kafka_properties"]:
+        found["kafka_properties"] = str(Path(found["kafka_properties"]).absolute())
+    return {**found, "log_dir": str(log_directory(settings))}
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replaces `path` in one step; survives the death of this process at any moment, and a power cut."""
+    """Replaces `path` in one step; survives the death of this process at any moment, and a power cut. Only this user
+    may read it: configs may hold secrets."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("wb") as file:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -153,9 +159,11 @@ FINAL = (errors.InvalidConfig, errors.InvariantViolation, errors.Corrupt)
 
 
 def write_stopped(spec: RunSpec, error: CremantError) -> None:
-    """Tells the driver in plain words what Spark will wrap in stack traces. The first reason stays."""
+    """Tells the driver in plain words what Spark will wrap in stack traces. The first final reason stays; the others
+    are replaced by newer ones."""
     path = _stopped_path(spec)
-    if not path.exists():
+    before = _read_stopped(path)
+    if not isinstance(before, FINAL):
         rule = error.rule if isinstance(error, InvariantViolation) else ""
         write_durably(
             path,
@@ -166,13 +174,18 @@ def write_stopped(spec: RunSpec, error: CremantError) -> None:
 def take_stopped(spec: RunSpec) -> CremantError | None:
     """The reason that was left, as an error; it is removed."""
     path = _stopped_path(spec)
+    error = _read_stopped(path)
+    path.unlink(missing_ok=True)
+    return error
+
+
+def _read_stopped(path: Path) -> CremantError | None:
     try:
         stopped = msgspec.json.decode(path.read_bytes(), type=Stopped)
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
         raise Corrupt(f"{path} cannot be read: {error}") from error
-    path.unlink(missing_ok=True)
     if stopped.rule:
         return InvariantViolation(stopped.rule, stopped.message.removeprefix(f"{stopped.rule}: "), hint=stopped.hint)
     kind = getattr(errors, stopped.kind, CremantError)

@@ -27,7 +27,7 @@ from cremant.epoch.protocol import (
 )
 from cremant.epoch.scan import PartitionScan
 from cremant.epoch.start import StartMachine
-from cremant.log.api import Log
+from cremant.log.api import Log, LogReader
 from cremant.model.cluster import TableView
 from cremant.model.errors import (
     AlreadyExists,
@@ -37,6 +37,7 @@ from cremant.model.errors import (
     InvariantViolation,
     NotFound,
     PeerError,
+    Unavailable,
     WorldError,
 )
 from cremant.model.limits import MIB
@@ -82,23 +83,37 @@ def ensure_epoch_topic(log: Log, table: TableView) -> str:
     return name
 
 
-def read_heads(
-    log: Log, topic: str, partition: int, first: int, incarnation: str, up_to: int | None = None
-) -> Iterator[tuple[int, Head]]:
-    """(log offset, head) of every record from `first` to `up_to`: all of them, or OffsetExpired, since the Fence that a
-    read-back looks for may be among those dropped. Without `up_to`: from the earliest left to the present end."""
-    end = log.latest(topic, partition) if up_to is None else up_to
-    begin = first if up_to is not None else max(first, log.earliest(topic, partition))
-    reader = log.reader(topic, partition, begin)
+def read_heads(log: Log, topic: str, partition: int, first: int, incarnation: str) -> Iterator[tuple[int, Head]]:
+    """(log offset, head) of every record that is there now, from `first` or the earliest left on."""
+    end = log.latest(topic, partition)
+    reader = log.reader(topic, partition, max(first, log.earliest(topic, partition)))
     try:
-        while reader.position < end:
-            batch = reader.read(max_messages=SCAN_MESSAGES, max_bytes=SCAN_BYTES)
-            if batch is None:
-                return
-            for index, offset in enumerate(batch.offsets.tolist()):
-                if offset >= end:
-                    return
+        yield from heads_between(reader, end, incarnation)
+    finally:
+        reader.close()
+
+
+def heads_between(reader: LogReader, end: int, incarnation: str) -> Iterator[tuple[int, Head]]:
+    """(log offset, head) of every record from the reader's position to `end`, where it stands then. All of them, or an
+    error (OffsetExpired, Unavailable), since the Fence that is looked for may be among those that are missing."""
+    while reader.position < end:
+        batch = reader.read(max_messages=min(SCAN_MESSAGES, end - reader.position), max_bytes=SCAN_BYTES)
+        if batch is None:
+            if reader.position < end:
+                raise Unavailable(f"the epoch log ends at {reader.position}, expected to read up to {end}")
+            break
+        for index, offset in enumerate(batch.offsets.tolist()):
+            if offset < end:
                 yield offset, peek(batch.values[index].as_buffer(), incarnation)
+    if reader.position != end:
+        reader.seek(end)
+
+
+def fence_between(log: Log, topic: str, partition: int, first: int, up_to: int, incarnation: str) -> int:
+    """Highest generation of a Fence in [first, up_to), 0 if there is none."""
+    reader = log.reader(topic, partition, first)
+    try:
+        return highest_fence(head for _, head in heads_between(reader, up_to, incarnation))
     finally:
         reader.close()
 
@@ -146,8 +161,8 @@ class StartDriver:
                 appended = self._log.append(self._topic, partition, [to_message(record, self._incarnation)])
                 return Appended(partition, appended.first_offset)
             case ReadBack(partition, first, up_to):
-                heads = read_heads(self._log, self._topic, partition, first, self._incarnation, up_to)
-                return ReadBackDone(highest_fence(head for _, head in heads))
+                highest = fence_between(self._log, self._topic, partition, first, up_to, self._incarnation)
+                return ReadBackDone(highest)
             case start.ReadPartitions():
                 return start.PartitionsRead(tuple(view.record.start_offset for view in self._views))
             case start.ReadTo():

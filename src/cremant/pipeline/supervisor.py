@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cremant.log.api import Log
+from cremant.log.open import Logs
 from cremant.model.cluster import ClusterView, InstanceReport, TableView
 from cremant.model.limits import PIPELINE_STOP_MS
 from cremant.model.settings import Settings
@@ -23,10 +23,10 @@ class Supervisor:
     """Thread-safe. `on_view` never blocks for long: queries of dropped tables are ended by a thread of their own."""
 
     def __init__(
-        self, session: Callable[[], SparkSession], log: Log, settings: Settings, controller: Controller
+        self, session: Callable[[], SparkSession], logs: Logs, settings: Settings, controller: Controller
     ) -> None:
         self._session = session
-        self._log = log
+        self._logs = logs
         self._settings = settings
         self._controller = controller
         self._lock = threading.Lock()
@@ -50,7 +50,7 @@ class Supervisor:
         if query is not None:
             query.update(table)
         elif table.partitions:
-            query = TableQuery(self._session, self._log, self._settings, self._controller, table)
+            query = TableQuery(self._session, self._logs, self._settings, self._controller, table)
             self._queries[name] = query
             query.start()
 

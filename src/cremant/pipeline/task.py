@@ -17,14 +17,15 @@ import pyarrow as pa
 from cremant.epoch.format import row_block, to_message
 from cremant.ingest.blocks import to_blocks
 from cremant.ingest.plan import Ingested, Rejected
-from cremant.log.api import Log, Message, OffsetExpired
+from cremant.log.api import Log, Message
 from cremant.model.errors import AlreadyExists, CremantError, InvalidConfig, NotFound
-from cremant.model.limits import BLOCK_ROWS_MAX, DEAD_LETTERS_PER_BLOCK_MAX
+from cremant.model.limits import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, DEAD_LETTERS_PER_BLOCK_MAX
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.chunks import Chunk, chunks
+from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import Share
-from cremant.pipeline.spec import FINAL, RunSpec, write_stopped
+from cremant.pipeline.spec import RunSpec, write_stopped
 
 #: One row per appended block or gap; what the driver collects. `causes`: JSON object cause -> count of rejected ones.
 REPORT_SCHEMA = pa.schema(
@@ -53,7 +54,7 @@ class EpochWriter:
         self._spec = spec
         self._epoch = epoch
         self._config_version = config_version
-        self._log: Log = worker.log_of(spec)
+        self._log: Log = worker.epoch_log_of(spec)
         self._rows: list[tuple[int, int, int, int, int, int, int | None, str, bool]] = []
 
     def gap(self, partition: int, range: OffsetRange) -> None:
@@ -63,7 +64,7 @@ class EpochWriter:
 
     def rows(self, partition: int, range: OffsetRange, ingested: Ingested, timestamp_type: str) -> None:
         """Appends what `range` became as blocks that cover it exactly."""
-        for part in to_blocks(ingested, range, BLOCK_ROWS_MAX):
+        for part in to_blocks(ingested, range, BLOCK_ROWS_MAX, BLOCK_BYTES_MAX):
             causes = Counter(bad.cause for bad in ingested.rejected if part.range.first <= bad.offset < part.range.next)
             self.block(partition, part.range, part.batch, causes, part.filtered, timestamp_type)
 
@@ -103,15 +104,26 @@ def ingest_share(spec: RunSpec, share: Share, config_version: int) -> Iterator[t
     table = worker.table_at(spec, config_version)
     try:
         reader = worker.reader_at(spec, share.partition, share.first)
-        for chunk in chunks(reader, share.range):
+        stream = worker.stream_of(spec)
+
+        def end() -> int:
+            return asked_again(
+                lambda: stream.latest(spec.topic, share.partition), lambda found: found >= share.range.next
+            )
+
+        for chunk in chunks(reader, share.range, end):
             if chunk.batch is None:
                 empty = pa.RecordBatch.from_pylist([], schema=table.ingest.block_schema)
                 yield chunk, Ingested(batch=empty, rejected=()), ""
                 continue
-            ingested = table.ingest.run(chunk.batch)
+            ingested = table.run(chunk.batch, share.partition)
             if ingested.rejected:
                 _dead_letters(spec, share.partition, ingested.rejected, table.record.config.cremant.pipeline)
             yield chunk, ingested, str(chunk.batch.timestamp_type)
+    except NotFound:
+        worker.drop_reader(spec, share.partition)
+        worker.check_topic(worker.stream_of(spec), spec.topic, spec.topic_incarnation, spec.table)
+        raise
     except BaseException:
         worker.drop_reader(spec, share.partition)
         raise
@@ -121,6 +133,7 @@ def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_ver
     """The fused task: stream to epoch log. Answers the report."""
     with giving_up_loudly(spec):
         writer = EpochWriter(spec, spec.epoch_of(batch_id), config_version)
+        worker.position_readers(spec, shares)
         for share in shares:
             writer.gap(share.partition, share.gap)
             for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
@@ -129,7 +142,7 @@ def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_ver
 
 
 class giving_up_loudly:
-    """Leaves the reason of a final error where the driver finds it in plain words; the error goes on to Spark."""
+    """Leaves the reason of an error where the driver finds it in plain words; the error goes on to Spark."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._spec = spec
@@ -138,7 +151,7 @@ class giving_up_loudly:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CremantError) and isinstance(error, FINAL) and not isinstance(error, OffsetExpired):
+        if isinstance(error, CremantError):
             write_stopped(self._spec, error)
 
 
@@ -166,7 +179,7 @@ def _dead_letters(spec: RunSpec, partition: int, rejected: tuple[Rejected, ...],
         )
         for bad in rejected[:DEAD_LETTERS_PER_BLOCK_MAX]
     ]  # fmt: skip
-    log = worker.log_of(spec)
+    log = worker.epoch_log_of(spec)
     try:
         log.append(spec.dead_letter_topic, 0, messages)
     except NotFound:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cremant.epoch.protocol import RunPlan
 from cremant.log.api import Message
-from cremant.log.open import open_log
+from cremant.log.open import open_logs
 from cremant.model.cluster import TableRecord, TableView
 from cremant.model.names import epoch_topic
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
@@ -54,7 +54,8 @@ def warm_up(spark: SparkSession, settings: Settings, stopping: threading.Event) 
 
 def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
     settings = Settings(("warm-up", {"data_dir": str(scratch), "log_dir": str(scratch / "log")}))
-    log = open_log(settings)
+    logs = open_logs(settings)
+    log = logs.epoch
     try:
         incarnation = log.create_topic(_NAME, 1).incarnation
         log.create_topic(epoch_topic(_NAME, _INCARNATION), 1)
@@ -63,7 +64,7 @@ def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
             config_version=1, fence_offset=0,
         )  # fmt: skip
         totals = Totals()
-        run = Run(spark, log, settings, _table(incarnation), plan, scratch / "run", totals)
+        run = Run(spark, log, log, settings, _table(incarnation), plan, scratch / "run", totals)
         run.start()
         try:
             deadline = time.monotonic() + TIMEOUT_S
@@ -78,7 +79,7 @@ def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
         if outcome is not None:
             raise outcome
     finally:
-        log.close()
+        logs.close()
 
 
 def _table(topic_incarnation: str) -> TableView:

@@ -8,7 +8,8 @@ Rules (segment completion design):
   *content checksums* do not.)
 - The columns are those that the rows have: `$offset`, `$subRow`, `$ingestionTime`, then the rest by name. Rows that
   were written before a column existed get its default. So the content depends on the rows alone, not on when a replica
-  learned of a schema change.
+  learned of a schema change. What else it depends on (the order, those defaults) is the segment's form: committed with
+  it, so that whoever builds the rows later, under another schema or config, gets the same content.
 - Order is (`$offset`, `$subRow`), or (sorted column, `$offset`, `$subRow`) where the table names a sorted column.
 - A file appears under its name only when it is complete.
 """
@@ -16,20 +17,25 @@ Rules (segment completion design):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cremant.model.cluster import TableRecord
 from cremant.model.errors import Behind, NoResource
 from cremant.model.names import INGESTION_TIME, OFFSET, SUB_ROW
 from cremant.model.schema import Schema
-from cremant.model.segments import ColumnRange
+from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm
+from cremant.model.table import ColumnPartitioning
 from cremant.segment.checksum import ContentHash, file_checksum
 from cremant.segment.layout import BATCH_ROWS, ROW_COLUMNS, Alignment, stored_columns
+from cremant.segment.partitions import PartitionCollector
 from cremant.segment.stats import RangeCollector, time_range_ms
 
 PARQUET_FILE = "rows.parquet"
@@ -42,6 +48,25 @@ class SegmentSpec:
     schema: Schema
     time_column: str
     sorted_column: str | None = None
+    #: Leaves the file as it is: only metadata tell of it.
+    partitioning: Mapping[str, ColumnPartitioning] = field(default_factory=dict)
+
+    def formed(self, form: SegmentForm) -> SegmentSpec:
+        """For content of this form, whatever the table wants now."""
+        fields = tuple(
+            msgspec.structs.replace(spec, default_null_value=form.filled[spec.name])
+            if spec.name in form.filled
+            else spec
+            for spec in self.schema.fields
+        )
+        schema = msgspec.structs.replace(self.schema, fields=fields)
+        return replace(self, schema=schema, sorted_column=form.sorted_column)
+
+
+def spec_of(record: TableRecord) -> SegmentSpec:
+    """What the table wants now."""
+    config = record.config
+    return SegmentSpec(record.table_schema, config.time_column, config.sorted_column, config.partitioning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +82,8 @@ class Built:
     min_time_ms: int | None
     max_time_ms: int | None
     max_ingestion_ms: int | None
+    partitioning: dict[str, ColumnPartitions] = field(default_factory=dict)
+    form: SegmentForm = field(default_factory=SegmentForm)
 
 
 def build_segment(
@@ -75,6 +102,7 @@ def build_segment(
     batches = [batch for batch in batches if batch.num_rows]
     schema = stored_schema(batches, spec)
     content, ranges = ContentHash(), RangeCollector(spec.schema)
+    partitions = PartitionCollector(spec.schema, spec.partitioning)
     rows, max_ingestion_ms = 0, None
     try:
         with pq.ParquetWriter(temporary, schema, **_WRITER_OPTIONS) as writer:
@@ -82,6 +110,7 @@ def build_segment(
                 writer.write_batch(group, row_group_size=BATCH_ROWS)
                 content.update(group)
                 ranges.add(group)
+                partitions.add(group)
                 on_progress()
                 rows += group.num_rows
                 max_ingestion_ms = newest(max_ingestion_ms, pc.max(group.column(INGESTION_TIME)).as_py())
@@ -104,6 +133,8 @@ def build_segment(
         min_time_ms=times[0] if times else None,
         max_time_ms=times[1] if times else None,
         max_ingestion_ms=max_ingestion_ms,
+        partitioning=partitions.partitions(),
+        form=SegmentForm(sorted_column=spec.sorted_column, filled=_filled(batches, schema, spec)),
     )
 
 
@@ -119,6 +150,12 @@ def stored_schema(batches: Iterable[pa.RecordBatch], spec: SegmentSpec) -> pa.Sc
         )
     extra = sorted(present - {field.name for field in ROW_COLUMNS})
     return pa.schema([*ROW_COLUMNS, *(known.field(name) for name in extra)])
+
+
+def _filled(batches: Sequence[pa.RecordBatch], schema: pa.Schema, spec: SegmentSpec) -> dict[str, Any]:
+    """Columns that some of the rows lack, with what the schema says that stands there."""
+    lacking = {name for batch in batches for name in set(schema.names) - set(batch.schema.names)}
+    return {column.name: column.default_null_value for column in spec.schema.fields if column.name in lacking}
 
 
 #: Fixed for good: replicas compare what comes out.

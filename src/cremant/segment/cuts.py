@@ -17,6 +17,9 @@ from cremant.model.table import FlushConfig
 ROW_LIMIT = "rowLimit"
 SIZE_LIMIT = "sizeLimit"
 TIME_LIMIT = "timeLimit"
+FORCE_COMMIT = "forceCommit"
+#: Pinot's word for: the server has no room for more rows.
+PRESSED = "indexCapacityThresholdBreached"
 
 
 class Cut(NamedTuple):
@@ -59,9 +62,18 @@ class Closings:
         """Rows of closed epochs from the segment start on."""
         return self._columns[4][-1] - self._columns[4][self._base(start_offset)]
 
-    def wanted_cut(self, start_offset: int, flush: FlushConfig, age_ms: int, *, pressed: bool = False) -> Cut | None:
-        """The cut that the criteria ask for, if any: rows first (deterministic), then bytes, then time. `pressed`: the
-        server has no room for more rows. Never an empty segment."""
+    def wanted_cut(
+        self,
+        start_offset: int,
+        flush: FlushConfig,
+        age_ms: int,
+        *,
+        pressed: bool = False,
+        force_at_offset: int | None = None,
+    ) -> Cut | None:
+        """The cut that the criteria ask for, if any: rows first (deterministic), then bytes, then what an operator
+        wants (the first closed position from there on), then time. `pressed`: the server has no room for more rows.
+        Never an empty segment."""
         base = self._base(start_offset)
         rows, sizes = self._columns[4], self._columns[5]
         last = len(rows) - 1
@@ -73,8 +85,12 @@ class Closings:
         at = bisect_left(sizes, sizes[base] + flush.bytes, base + 1)
         if at <= last:
             return Cut(self._position(at), SIZE_LIMIT)
+        if force_at_offset is not None and self._columns[3][last] >= force_at_offset:
+            at = bisect_left(self._columns[3], force_at_offset, base + 1)
+            at = max(at, bisect_right(rows, rows[base], base + 1))
+            return Cut(self._position(at), FORCE_COMMIT)
         if pressed:
-            return Cut(self._position(last), SIZE_LIMIT)
+            return Cut(self._position(last), PRESSED)
         if age_ms >= flush.time_ms:
             return Cut(self._position(last), TIME_LIMIT)
         return None

@@ -3,6 +3,7 @@
 
     <directory>/rows.parquet    canonical; what deep store and peers exchange
     <directory>/rows.arrow      derived: Arrow IPC in scan form, mapped by queries
+    <directory>/rows.index      derived: what finds rows without scanning (index.py); never missed, built anew
     <directory>/segment.json    marker, written last: sizes, checksums, format
 
 Rules:
@@ -17,8 +18,8 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -28,8 +29,10 @@ import pyarrow.parquet as pq
 
 from cremant.model.errors import Corrupt, NoResource
 from cremant.model.names import OFFSET
+from cremant.model.table import IndexConfig
 from cremant.segment.build import PARQUET_FILE
 from cremant.segment.checksum import ContentHash, content_checksum, file_checksum
+from cremant.segment.index import INDEX_FILE, SegmentIndex, ensure_index, rebuild_index, sweep
 from cremant.segment.layout import BATCH_ROWS, scan_form
 
 ARROW_FILE = "rows.arrow"
@@ -37,6 +40,7 @@ MARKER_FILE = "segment.json"
 
 #: Version of the directory's layout and of the scan form; another one is derived anew from the Parquet file.
 FORMAT = 1
+NO_INDEXES = IndexConfig()
 
 
 class Marker(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,38 +55,6 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     arrow_bytes: int
 
 
-class Zones:
-    """Ranges of values per batch and column, read from the footer when a query first asks for a column.
-
-    Integers only: the statistics of floats leave out NaN, which the engine compares as larger than everything, and
-    those of strings may be cut."""
-
-    def __init__(self, footer: pq.FileMetaData) -> None:
-        self._footer = footer
-        self._groups = [index for index in range(footer.num_row_groups) if footer.row_group(index).num_rows]
-        schema = footer.schema.to_arrow_schema()
-        integers = {field.name for field in schema if pa.types.is_integer(field.type)}
-        numbers = {footer.schema.column(index).path: index for index in range(footer.num_columns)}
-        #: Column number in the file: columns of lists have leaves, so positions in the Arrow schema do not do.
-        self._leaves = {name: index for name, index in numbers.items() if name in integers}
-        self._known: dict[str, list[tuple[int, int] | None]] = {}
-
-    def range_of(self, batch: int, column: str) -> tuple[int, int] | None:
-        """None when nothing is known."""
-        ranges = self._known.get(column)
-        if ranges is None:
-            ranges = self._known[column] = [self._range(group, column) for group in self._groups]
-        return ranges[batch]
-
-    def _range(self, group: int, column: str) -> tuple[int, int] | None:
-        if column not in self._leaves:
-            return None
-        statistics = self._footer.row_group(group).column(self._leaves[column]).statistics
-        if statistics is None or not statistics.has_min_max or statistics.null_count:
-            return None
-        return int(statistics.min), int(statistics.max)
-
-
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
     """An open segment. `batches` are mapped; whoever holds them may scan them, also after `delete`."""
@@ -90,8 +62,8 @@ class SealedSegment:
     directory: Path
     marker: Marker
     batches: tuple[pa.RecordBatch, ...]
-    #: Per batch, smallest and largest value of its integer columns, from the footer of the Parquet file.
-    zones: Zones
+    #: None only when it could not be written (disk full): then queries scan more.
+    index: SegmentIndex | None = None
 
     @property
     def name(self) -> str:
@@ -103,11 +75,15 @@ class SealedSegment:
 
     @property
     def disk_bytes(self) -> int:
-        return self.marker.parquet_bytes + self.marker.arrow_bytes
+        return self.marker.parquet_bytes + self.marker.arrow_bytes + (self.index.bytes if self.index else 0)
 
 
-def derive(directory: Path, name: str, checksum: str, *, fsync: bool) -> SealedSegment:
+def derive(
+    directory: Path, name: str, checksum: str, *, fsync: bool, indexes: IndexConfig = NO_INDEXES,
+    on_progress: Callable[[], None] = lambda: None,
+) -> SealedSegment:  # fmt: skip
     """Makes the scan form beside `rows.parquet`, verifies the content against `checksum`, writes the marker, opens.
+    `on_progress` is called after each row group.
 
     Raises Corrupt (naming the file) when the Parquet file cannot be read or has other content, NoResource when the
     disk is full."""
@@ -123,6 +99,7 @@ def derive(directory: Path, name: str, checksum: str, *, fsync: bool) -> SealedS
                     content.update(batch)
                     writer.write_batch(batch)
                     rows += batch.num_rows
+                    on_progress()
         if content.hexdigest() != checksum:
             raise Corrupt(f"{parquet}: content checksum is {content.hexdigest()}, expected {checksum}")
         if fsync:
@@ -142,11 +119,12 @@ def derive(directory: Path, name: str, checksum: str, *, fsync: bool) -> SealedS
         raise NoResource(f"cannot write into {directory}: {error}", hint="free disk space; it is retried") from error
     finally:
         temporary.unlink(missing_ok=True)
-    return _opened(directory, marker)
+    return _opened(directory, marker, indexes)
 
 
-def open_segment(directory: Path) -> SealedSegment:
-    """Opens a directory whose marker fits its files, without reading the rows. Raises Corrupt naming what does not."""
+def open_segment(directory: Path, indexes: IndexConfig = NO_INDEXES) -> SealedSegment:
+    """Opens a directory whose marker fits its files, without reading the rows (but for an index that is missing or
+    was made for other wishes). Raises Corrupt naming what does not fit."""
     marker = read_marker(directory)
     for file, expected in ((PARQUET_FILE, marker.parquet_bytes), (ARROW_FILE, marker.arrow_bytes)):
         path = directory / file
@@ -154,14 +132,19 @@ def open_segment(directory: Path) -> SealedSegment:
         if found != expected:
             raise Corrupt(f"{path}: expected {expected} bytes, found {found if found is not None else 'no file'}")
     if marker.format != FORMAT:
-        return derive(directory, marker.name, marker.checksum, fsync=False)
-    return _opened(directory, marker)
+        return derive(directory, marker.name, marker.checksum, fsync=False, indexes=indexes)
+    return _opened(directory, marker, indexes)
 
 
-def _opened(directory: Path, marker: Marker) -> SealedSegment:
+def _opened(directory: Path, marker: Marker, indexes: IndexConfig) -> SealedSegment:
     batches = _map(directory / ARROW_FILE)
-    with _open_parquet(directory / PARQUET_FILE) as source:
-        return SealedSegment(directory, marker, batches, Zones(source.metadata))
+    try:
+        sweep(directory)
+        index = ensure_index(directory, batches, marker.checksum, indexes)
+    except OSError:
+        # A full disk: the rows are complete, only slower to search until it is tried again.
+        index = None
+    return SealedSegment(directory, marker, batches, index)
 
 
 def read_marker(directory: Path) -> Marker:
@@ -176,16 +159,32 @@ def read_marker(directory: Path) -> Marker:
 
 
 def verify(segment: SealedSegment) -> None:
-    """Reads every byte of both files. Raises Corrupt naming the file that is not what the marker says."""
+    """Reads every byte of the rows. Raises Corrupt naming the file that is not what the marker says."""
     parquet = segment.directory / PARQUET_FILE
     found = file_checksum(parquet)
     if found != segment.marker.file_checksum:
         raise Corrupt(f"{parquet}: file checksum is {found}, expected {segment.marker.file_checksum}")
+    arrow = segment.directory / ARROW_FILE
+    try:
+        for batch in segment.batches:
+            batch.validate(full=True)  # views and offsets that lead out of the file would end the process
+    except pa.ArrowException as error:
+        raise Corrupt(f"{arrow}: damaged: {error}") from error
     found = content_checksum(segment.batches)
     if found != segment.marker.checksum:
-        raise Corrupt(
-            f"{segment.directory / ARROW_FILE}: content checksum is {found}, expected {segment.marker.checksum}"
-        )
+        raise Corrupt(f"{arrow}: content checksum is {found}, expected {segment.marker.checksum}")
+
+
+def verify_index(segment: SealedSegment) -> None:
+    """Reads every byte of the index. Raises Corrupt: the rows are none the worse, it is to be built anew."""
+    if segment.index is not None:
+        segment.index.verify(segment.directory / INDEX_FILE)
+
+
+def reindexed(segment: SealedSegment, indexes: IndexConfig) -> SealedSegment:
+    """The same rows with an index built anew. Raises OSError when it cannot be written."""
+    index = rebuild_index(segment.directory, segment.batches, segment.marker.checksum, indexes)
+    return replace(segment, index=index)
 
 
 def slice_from(batches: tuple[pa.RecordBatch, ...], from_offset: int, until: int) -> tuple[pa.RecordBatch, ...]:
@@ -263,6 +262,6 @@ def _fsync(path: Path) -> None:
 
 
 __all__ = [
-    "ARROW_FILE", "BATCH_ROWS", "FORMAT", "MARKER_FILE", "Marker", "SealedSegment", "derive", "open_segment",
-    "read_marker", "slice_from", "verify",
+    "ARROW_FILE", "BATCH_ROWS", "FORMAT", "MARKER_FILE", "NO_INDEXES", "Marker", "SealedSegment", "derive",
+    "open_segment", "read_marker", "reindexed", "slice_from", "verify", "verify_index",
 ]  # fmt: skip

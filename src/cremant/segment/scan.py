@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from cremant.segment.index import SegmentIndex
+from cremant.segment.rows import RowMask
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -20,6 +23,10 @@ class Piece:
     `key` identifies the content while the process lives: equal keys of immutable pieces mean equal rows, so an engine
     may cache by it. `validity`, if given, is one boolean per row over the concatenation of `batches`: rows where it is
     false do not exist for the query. Append tables always pass None.
+
+    `masks`, if given, says per batch which rows may satisfy the query's filter (None: all of them); if `exact`, they
+    all do, and nobody need evaluate it again. `index` and `first_rows` (number within the segment of each batch's
+    first row) are there for sealed segments: codes of columns are found by them.
     """
 
     key: str
@@ -29,3 +36,7 @@ class Piece:
     rows: int
     validity: pa.BooleanArray | None
     immutable: bool
+    masks: tuple[RowMask | None, ...] | None = None
+    exact: bool = False
+    index: SegmentIndex | None = None
+    first_rows: tuple[int, ...] = ()

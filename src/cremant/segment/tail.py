@@ -7,8 +7,9 @@ Rules:
   swapped as a whole: readers never wait for a merge or a spill, and never see one half done.
 - Rows at or past `next_offset` only: the reader of the epoch log has trimmed overlaps (E-2), here it is asserted.
 - The heap holds at most `HEAP_BYTES_MAX`: finished blocks leave it for mapped Arrow files once there are
-  `TAIL_SPILL_BYTES` of them. When files may not or cannot grow, `blocked` names why, and consumption of the partition
-  pauses until rows are sealed and dropped: never out of memory, never silent.
+  `TAIL_SPILL_BYTES` of them; sooner, and unfinished ones, too, when the tails of the server take more memory together
+  than they may. When files may not or cannot grow, `blocked` names why, and consumption of the partition pauses until
+  rows are sealed and dropped: never out of memory, never silent.
 - Spill files are scratch: after a restart the epoch log is read again, and the directory is emptied.
 """
 
@@ -22,26 +23,36 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from cremant.model.cluster import SPILL_BEHIND, SPILL_FAILED, TAIL_QUOTA
 from cremant.model.errors import InvariantViolation
-from cremant.model.limits import TAIL_DISK_BYTES_MAX, TAIL_MERGE_ROWS, TAIL_SPILL_BYTES
+from cremant.model.limits import TAIL_DISK_BYTES_MAX, TAIL_HEAP_BYTES_MAX, TAIL_MERGE_ROWS, TAIL_SPILL_BYTES
 from cremant.segment.blocks import TailBlock, TailSnapshot, plan_merge
 from cremant.segment.layout import scan_form
 
 #: Rows that wait for a spill, finished or not: the background thread may be a few files behind before we pause.
 HEAP_BYTES_MAX = 4 * TAIL_SPILL_BYTES
-
-TAIL_QUOTA = "tailQuota"
-SPILL_FAILED = "tailSpillFailed"
-SPILL_BEHIND = "tailSpillBehind"
+#: The share of a usual file from which rows are spilled, or waited for, when the server's tails take too much memory.
+_PRESSED_SHARE = 16
 
 
 class SpillQuota:
-    """Disk that the tails of one server may take together. Thread-safe."""
+    """Disk and memory that the tails of one server may take together. Thread-safe."""
 
-    def __init__(self, limit_bytes: int = TAIL_DISK_BYTES_MAX) -> None:
+    def __init__(self, limit_bytes: int = TAIL_DISK_BYTES_MAX, heap_limit_bytes: int = TAIL_HEAP_BYTES_MAX) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.heap_limit_bytes = heap_limit_bytes
+        self.heap_bytes = 0
         self._lock = threading.Lock()
+
+    @property
+    def pressed(self) -> bool:
+        """The heap is full: tails are to become smaller."""
+        return self.heap_bytes >= self.heap_limit_bytes
+
+    def heap_changed(self, bytes_more: int) -> None:
+        with self._lock:
+            self.heap_bytes += bytes_more
 
     def reserve(self, size_bytes: int) -> bool:
         with self._lock:
@@ -65,6 +76,7 @@ class Tail:
         self._lock = threading.Lock()
         self._maintenance = threading.Lock()
         self._snapshot = TailSnapshot(first_offset, first_offset, (), 0)
+        self.heap_bytes = 0
         self._files: dict[Path, int] = {}
         self._files_made = 0
         self._refused: str | None = None
@@ -75,19 +87,15 @@ class Tail:
         return self._snapshot
 
     @property
-    def heap_bytes(self) -> int:
-        return sum(block.bytes for block in self._snapshot.blocks if block.file is None)
-
-    @property
     def disk_bytes(self) -> int:
         return sum(self._files.values())
 
     @property
     def blocked(self) -> str | None:
         """Why nothing may be appended now; None when it may."""
-        if self.heap_bytes < HEAP_BYTES_MAX:
-            return None
-        return self._refused or SPILL_BEHIND
+        if self.heap_bytes >= HEAP_BYTES_MAX or (self._quota.pressed and self.heap_bytes >= self._spill_bytes()):
+            return self._refused or SPILL_BEHIND
+        return None
 
     def append(self, batch: pa.RecordBatch, next_offset: int) -> None:
         """Rows of offsets [tail's next_offset, next_offset); the batch may be empty (all of them filtered)."""
@@ -105,6 +113,7 @@ class Tail:
                     f"rows [{block.first}, {block.last}] appended as [{now.next_offset}, {next_offset})",
                 )
             self._snapshot = TailSnapshot(now.first_offset, next_offset, (*now.blocks, block), now.rows + block.rows)
+            self._set_heap(self.heap_bytes + block.bytes)
 
     def append_gap(self, next_offset: int) -> None:
         """Offsets up to `next_offset` have no rows here."""
@@ -148,10 +157,19 @@ class Tail:
     def _swap(self, first: int, end: int, blocks: tuple[TailBlock, ...]) -> None:
         """Under the lock: a new snapshot; files that it no longer uses go (mappings in use outlive them)."""
         self._snapshot = TailSnapshot(first, end, blocks, sum(block.rows for block in blocks))
+        self._set_heap(sum(block.bytes for block in blocks if block.file is None))
         used = {block.file for block in blocks}
         for file in [file for file in self._files if file not in used]:
             file.unlink(missing_ok=True)
             self._quota.release(self._files.pop(file))
+
+    def _set_heap(self, heap_bytes: int) -> None:
+        """Under the lock."""
+        self._quota.heap_changed(heap_bytes - self.heap_bytes)
+        self.heap_bytes = heap_bytes
+
+    def _spill_bytes(self) -> int:
+        return TAIL_SPILL_BYTES // _PRESSED_SHARE if self._quota.pressed else TAIL_SPILL_BYTES
 
     def _replace_run(self, old: Sequence[TailBlock], new: Sequence[TailBlock]) -> bool:
         """Puts `new` in the place of the neighbours `old`, unless they changed since they were read."""
@@ -187,19 +205,19 @@ class Tail:
     def _spill(self) -> bool:
         """Writes the oldest finished heap blocks of one schema to one file, when there are enough of them."""
         chosen: list[TailBlock] = []
-        size = 0
+        size, enough, pressed = 0, self._spill_bytes(), self._quota.pressed
         for block in self._snapshot.blocks:
-            finished = block.file is None and (block.rows >= TAIL_MERGE_ROWS or block.bytes >= TAIL_SPILL_BYTES)
+            finished = block.file is None and (pressed or block.rows >= TAIL_MERGE_ROWS or block.bytes >= enough)
             if not finished or (chosen and not _same_schema(chosen[-1], block)):
-                if size >= TAIL_SPILL_BYTES:
+                if size >= enough:
                     break
                 chosen, size = [], 0
             if finished:
                 chosen.append(block)
                 size += block.bytes
-            if size >= TAIL_SPILL_BYTES:
+            if size >= enough:
                 break
-        if size < TAIL_SPILL_BYTES:
+        if size < enough:
             return False
         return self._write(chosen)
 

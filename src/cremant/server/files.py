@@ -10,13 +10,14 @@ A segment's directory appears by one rename, complete. Only one process works in
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import shutil
 from pathlib import Path
 
 from cremant.model.cluster import Role
-from cremant.segment.reader import SealedSegment, open_segment
+from cremant.segment.reader import SealedSegment
 from cremant.server.partition import PartitionId
 from cremant.shell.directory import hold_directory
 
@@ -47,12 +48,12 @@ class ServerFiles:
         path.mkdir(parents=True)
         return path
 
-    def adopt(self, scratch: Path, target: Path) -> SealedSegment:
-        """Moves a complete directory to its place, replacing what is there, and opens it."""
+    def adopt(self, sealed: SealedSegment, target: Path) -> SealedSegment:
+        """Moves the directory of an open segment to its place, replacing what is there. Reads nothing."""
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(target, ignore_errors=True)
-        os.replace(scratch, target)
-        return open_segment(target)
+        os.replace(sealed.directory, target)
+        return dataclasses.replace(sealed, directory=target)
 
     def remove(self, directory: Path) -> None:
         """Queries that still read the files keep their mappings."""
@@ -62,7 +63,9 @@ class ServerFiles:
         self.remove(self.segment_directory(table, incarnation, segment))
 
     def remove_table(self, table: str, incarnation: str) -> None:
-        self.remove(self._segments / f"{table}.{incarnation}")
+        """Its tails are closed."""
+        for directory in (self._segments, self._tails):
+            self.remove(directory / f"{table}.{incarnation}")
 
     def tables_on_disk(self) -> list[tuple[str, str]]:
         """(table, incarnation) of every directory there is."""

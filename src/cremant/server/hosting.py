@@ -5,32 +5,40 @@ Rules:
 
 - Reconciling is idempotent and needs no memory: the view says everything, the directory has the rest.
 - Local files are trusted after a look at marker and sizes; a background thread reads them in full once per process and
-  has damaged ones fetched again.
+  has damaged ones fetched again. It also builds indexes, one at a time: damaged ones, and those of which the table's
+  config wants others now. Meanwhile queries go on with what there was.
 - A table that the view does not have (or has under another incarnation) is let go at once: nothing is consumed or
   served any more. Its bytes go when its epoch log is gone, too (second evidence that it was dropped), or after a grace.
-- Segments that left the view are served for a grace in which queries and late views may still name them. A segment
-  newer than the view's open one is not unwanted, only not known there yet.
+- Segments and tails that left the view are served for a grace in which queries and late views may still name them. A
+  segment newer than the view's open one is not unwanted, only not known there yet.
+- A segment that went elsewhere stays, and is served, while the view names no other copy of it: neither an object nor
+  another holder that serves it. One that the view does not have at all was deleted.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import logging
 import threading
 import time
+from collections.abc import Collection
 
+from cremant.completion.copies import is_last_copy
 from cremant.log.api import Log
-from cremant.model.cluster import ClusterView, InstanceReport, PartitionView, SegmentReport, TableView, TailReport
-from cremant.model.errors import Corrupt, NotFound
+from cremant.model.cluster import ClusterView, InstanceReport, PartitionView, TableView
+from cremant.model.errors import Corrupt, NotFound, PeerError
 from cremant.model.names import SegmentName, epoch_topic
-from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.model.segments import SegmentMetadata
 from cremant.segment.build import newest
-from cremant.segment.reader import open_segment, verify
+from cremant.segment.reader import SealedSegment, open_segment, reindexed, verify, verify_index
 from cremant.segment.tail import SpillQuota
 from cremant.server.consuming import Consumer
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition, PartitionId, PartitionState
+from cremant.server.reports import report_of
 from cremant.server.table import HostedSegment, HostedTable
-from cremant.shell.logs import log_event, log_failure
+from cremant.shell.logs import cause, log_event, log_failure
 
 _log = logging.getLogger(__name__)
 
@@ -90,31 +98,16 @@ class Hosting:
         late = [str(p.id) for p in self.partitions() if p.behind and p.state is not PartitionState.STOPPED]
         return (not late), f"catching up: {', '.join(late[:5])}" if late else ""
 
-    # --- the report for heartbeats ---
-
     def report(self) -> InstanceReport:
-        segments: list[SegmentReport] = []
-        tails: list[TailReport] = []
-        for table in list(self.tables.values()):
-            with table.lock:
-                segments += [self._segment_report(table, hosted) for hosted in table.segments.values()]
-                segments += [
-                    _open_report(table, metadata) for metadata in table.open.values()
-                    if metadata.name not in table.segments
-                ]  # fmt: skip
-                tails += [_tail_report(partition) for partition in table.partitions.values()]
-        return InstanceReport(segments=tuple(segments), tails=tuple(tails))
+        """For heartbeats."""
+        return report_of(list(self.tables.values()))
 
-    def _segment_report(self, table: HostedTable, hosted: HostedSegment) -> SegmentReport:
-        metadata, sealed = hosted.metadata, hosted.sealed
-        state = hosted.state
-        if sealed is None and table.serves_from_tail(metadata):
-            state = ReplicaState.ONLINE
-        return SegmentReport(
-            table=table.name, segment=metadata.name, state=state, rows=metadata.rows, error=hosted.error,
-            checksum=sealed.marker.checksum if sealed is not None else None,
-            bytes=sealed.disk_bytes if sealed is not None else 0, progress=table.progress.get(metadata.name, 0),
-        )  # fmt: skip
+    def reset(self, table: str, segment: str) -> None:
+        """See `HostedTable.reset`. Raises NotFound."""
+        hosted = self.tables.get(table)
+        if hosted is None or not hosted.reset(segment):
+            raise NotFound(f"Table {table}_REALTIME segment {segment} does not exist here")
+        self._poked.set()
 
     # --- reconciling ---
 
@@ -130,8 +123,13 @@ class Hosting:
             except Exception:
                 _log.exception("reconciling with the view failed", extra={"fields": {"version": view.version}})
 
+    @cause()
     def reconcile(self, view: ClusterView) -> None:
-        wanted = {name: table for name, table in view.tables.items() if self._has_part_in(table)}
+        on_disk = set(self._files.tables_on_disk())
+        wanted = {
+            name: table for name, table in view.tables.items()
+            if self._concerns(table) or (name, table.record.incarnation) in on_disk
+        }  # fmt: skip
         for name, table_view in wanted.items():
             hosted = self.tables.get(name)
             if hosted is not None and hosted.record.incarnation != table_view.record.incarnation:
@@ -139,14 +137,33 @@ class Hosting:
                 hosted = None
             if hosted is None:
                 self._abandoned_since_s.pop((name, table_view.record.incarnation), None)
-                hosted = self.tables[name] = HostedTable(table_view.record)
+                hosted = HostedTable(table_view.record)
+                self._find_strangers(hosted, table_view)
+                self.tables[name] = hosted
             self._reconcile_table(hosted, table_view)
-        for name in [name for name in self.tables if name not in wanted]:
-            self._let_go(name)
+            self._remove_unwanted(hosted, table_view)
+        for name, hosted in list(self.tables.items()):
+            if name not in wanted:
+                self._let_go(name)
+            elif not (hosted.partitions or hosted.segments or self._has_part_in(wanted[name])):
+                self._let_go(name)
+                self._files.remove_table(name, hosted.record.incarnation)
         if not self.reconciled:
-            self._find_strangers()
+            now_s = time.monotonic()
+            gone = {key: now_s for key in on_disk if key[0] not in wanted or not self._hosts(*key)}
+            self._abandoned_since_s.update(gone)  # dropped or re-created while this server was down
         self._remove_abandoned()
         self.reconciled = True
+
+    def _concerns(self, table: TableView) -> bool:
+        """Has a part here, or had one a moment ago that is still served."""
+        hosted = self.tables.get(table.name)
+        lingers = hosted is not None and hosted.record.incarnation == table.record.incarnation
+        return lingers or self._has_part_in(table)
+
+    def _hosts(self, table: str, incarnation: str) -> bool:
+        hosted = self.tables.get(table)
+        return hosted is not None and hosted.record.incarnation == incarnation
 
     def _has_part_in(self, table: TableView) -> bool:
         consumes = any(self.instance in partition.record.replicas for partition in table.partitions)
@@ -155,18 +172,27 @@ class Hosting:
     def _reconcile_table(self, hosted: HostedTable, view: TableView) -> None:
         hosted.update(view.record)
         self._reconcile_segments(hosted, view)
+        self._let_go_reset(hosted)
         mine = {p.record.partition: p for p in view.partitions if self.instance in p.record.replicas}
         for number, partition_view in mine.items():
             if number not in hosted.partitions:
                 self._start_partition(hosted, partition_view, view)
+            hosted.partitions[number].unwanted_since_s = None
         with hosted.lock:
-            gone = [hosted.partitions.pop(number) for number in list(hosted.partitions) if number not in mine]
+            gone = [hosted.partitions.pop(number) for number in _outlived(hosted, mine)]
             hosted.open = {number: partition_view.consuming for number, partition_view in mine.items()}
             live = {metadata.name for metadata in hosted.open.values()} | set(hosted.segments)
             for name in [name for name in hosted.sealings if name not in live]:
                 del hosted.sealings[name]
+                hosted.problems.pop(name, None)
         for partition in gone:
             partition.close()
+            log_event(_log, "partition let go", partition=str(partition.id))
+
+    def _let_go_reset(self, hosted: HostedTable) -> None:
+        for partition in hosted.take_resets():
+            partition.close()
+            log_event(_log, "partition reset", partition=str(partition.id), error=partition.error)
 
     def _start_partition(self, hosted: HostedTable, partition_view: PartitionView, view: TableView) -> None:
         number, start = partition_view.record.partition, partition_view.consuming.start
@@ -190,20 +216,36 @@ class Hosting:
             elif known.metadata != metadata:
                 with hosted.lock:
                     known.metadata = metadata
-            known.unwanted_since_s = None
+            known.unwanted_since_s, known.last_copy = None, False
+
+    def _remove_unwanted(self, hosted: HostedTable, view: TableView) -> None:
+        known = {segment.name: segment for segment in view.segments}
         sequences = {p.record.partition: p.record.sequence for p in view.partitions}
         now_s = time.monotonic()
-        for name, known in list(hosted.segments.items()):
-            newer = SegmentName.parse(name).sequence >= sequences.get(known.metadata.partition, 0)
-            if name in assigned or (newer and known.metadata.partition in hosted.partitions):
+        for name, segment in list(hosted.segments.items()):
+            metadata = known.get(name)
+            if metadata is not None and self.instance in metadata.replicas:
                 continue
-            if known.unwanted_since_s is None:
-                known.unwanted_since_s = now_s
-            elif now_s - known.unwanted_since_s > SEGMENT_GRACE_S:
+            newer = SegmentName.parse(name).sequence >= sequences.get(segment.metadata.partition, 0)
+            if metadata is None and newer and segment.metadata.partition in hosted.partitions:
+                continue
+            if segment.unwanted_since_s is None:
+                segment.unwanted_since_s = now_s
+            segment.last_copy = metadata is not None and self._is_last_copy(segment, metadata, view)
+            if now_s - segment.unwanted_since_s > SEGMENT_GRACE_S and not segment.last_copy:
                 with hosted.lock:
                     del hosted.segments[name]
                 self._files.remove_segment(hosted.name, hosted.record.incarnation, name)
                 log_event(_log, "segment deleted", segment=name)
+
+    def _is_last_copy(self, segment: HostedSegment, metadata: SegmentMetadata, view: TableView) -> bool:
+        sealed = segment.sealed
+        if sealed is None or sealed.marker.checksum != metadata.checksum:
+            return False
+        last = is_last_copy(metadata, self.instance, view.external.get(metadata.name, {}))
+        if last and not segment.last_copy:
+            log_event(_log, "segment kept, no other copy is known", segment=metadata.name)
+        return last
 
     def _open_local(self, hosted: HostedTable, metadata: SegmentMetadata) -> HostedSegment:
         """The segment as this server's disk has it. What does not fit is deleted and fetched or built again."""
@@ -212,7 +254,7 @@ class Hosting:
         if not directory.exists():
             return found
         try:
-            sealed = open_segment(directory)
+            sealed = open_segment(directory, hosted.record.config.indexes)
             if sealed.marker.checksum != metadata.checksum:
                 raise Corrupt(f"{directory} has content {sealed.marker.checksum}, expected {metadata.checksum}")
             found.sealed = sealed
@@ -235,16 +277,19 @@ class Hosting:
         self._abandoned_since_s[name, hosted.record.incarnation] = time.monotonic()
         log_event(_log, "table let go", table=name, incarnation=hosted.record.incarnation)
 
-    def _find_strangers(self) -> None:
-        """At start: what was dropped, moved or re-created while this server was down."""
-        for table, incarnation in self._files.tables_on_disk():
-            hosted = self.tables.get(table)
-            if hosted is None or hosted.record.incarnation != incarnation:
-                self._abandoned_since_s[table, incarnation] = time.monotonic()
-                continue
-            for segment in self._files.segments_on_disk(table, incarnation):
-                if segment not in hosted.segments:
-                    self._files.remove_segment(table, incarnation, segment)
+    def _find_strangers(self, hosted: HostedTable, view: TableView) -> None:
+        """Segments on disk that went elsewhere while this server was down or had no part in the table."""
+        known = {segment.name: segment for segment in view.segments}
+        table, incarnation = hosted.name, hosted.record.incarnation
+        for name in self._files.segments_on_disk(table, incarnation):
+            metadata = known.get(name)
+            if metadata is None:
+                self._files.remove_segment(table, incarnation, name)
+            elif self.instance not in metadata.replicas:
+                found = self._open_local(hosted, metadata)
+                if found.sealed is not None:
+                    found.unwanted_since_s = time.monotonic()
+                    hosted.segments[name] = found
 
     def _remove_abandoned(self) -> None:
         for (table, incarnation), since_s in list(self._abandoned_since_s.items()):
@@ -258,6 +303,8 @@ class Hosting:
             self._log.topic(epoch_topic(table, incarnation))
         except NotFound:
             return True
+        except PeerError:
+            return False  # a log that does not answer proves nothing
         return False
 
     # --- verification ---
@@ -266,11 +313,36 @@ class Hosting:
         while not self._stopping.wait(RECONCILE_EVERY_S):
             for table in list(self.tables.values()):
                 for hosted in list(table.segments.values()):
-                    if hosted.sealed is not None and not hosted.verified and not self._stopping.is_set():
-                        began_s = time.monotonic()
-                        self._verify(table, hosted)
+                    if self._stopping.is_set():
+                        return
+                    began_s = time.monotonic()
+                    try:
+                        worked = self._look_after(table, hosted)
+                    except Exception:
+                        _log.exception(
+                            "a look at a segment failed", extra={"fields": {"segment": hosted.metadata.name}}
+                        )
+                        continue
+                    if worked:
                         # Rest as long as it worked: queries need the cores more.
                         self._stopping.wait(time.monotonic() - began_s)
+
+    @cause()
+    def _look_after(self, table: HostedTable, hosted: HostedSegment) -> bool:
+        """Verifies what was not yet and builds an index that is missing or not what the table wants now. True if there
+        was something to do."""
+        if hosted.sealed is None:
+            return False
+        was_verified = hosted.verified
+        if not was_verified:
+            self._verify(table, hosted)
+        sealed, wanted = hosted.sealed, table.record.config.indexes
+        if sealed is None or (sealed.index is not None and sealed.index.wanted == wanted):
+            return not was_verified
+        if time.monotonic() < hosted.index_retry_at_s:
+            return not was_verified
+        self._reindex(table, hosted, sealed)
+        return True
 
     def _verify(self, table: HostedTable, hosted: HostedSegment) -> None:
         sealed = hosted.sealed
@@ -280,28 +352,49 @@ class Hosting:
             verify(sealed)
             hosted.verified = True
         except (Corrupt, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+                log_failure(_log, "a local segment cannot be read now", error, segment=hosted.metadata.name)
+                return  # that says nothing of the file
             log_failure(_log, "a local segment is damaged, it is fetched again", error, segment=hosted.metadata.name)
             with table.lock:
-                if hosted.sealed is sealed:
-                    hosted.sealed, hosted.error = None, str(error)
+                if table.exchange(hosted, sealed, None):
+                    hosted.error = str(error)
                     self._files.remove(sealed.directory)
+            return
+        try:
+            verify_index(sealed)
+        except Corrupt as error:
+            log_failure(_log, "an index is damaged, it is built anew", error, segment=hosted.metadata.name)
+            table.exchange(hosted, sealed, dataclasses.replace(sealed, index=None))
+
+    def _reindex(self, table: HostedTable, hosted: HostedSegment, sealed: SealedSegment) -> None:
+        """Queries go on with the old index, or without, until the new one is there."""
+        name, began_s = hosted.metadata.name, time.monotonic()
+        try:
+            made = reindexed(sealed, table.record.config.indexes)
+        except (Corrupt, OSError) as error:
+            if hosted.sealed is sealed:  # else it was deleted or replaced meanwhile
+                retry_ms = hosted.index_backoff.next_ms()
+                hosted.index_retry_at_s = time.monotonic() + retry_ms / 1000
+                log_failure(_log, "an index could not be built", error, segment=name, retry_ms=retry_ms)
+            return
+        hosted.index_backoff.reset()
+        if table.exchange(hosted, sealed, made):
+            elapsed_ms = round((time.monotonic() - began_s) * 1000)
+            log_event(
+                _log, "index built", segment=name, bytes=made.index.bytes if made.index else 0, elapsed_ms=elapsed_ms
+            )
 
 
-def _open_report(table: HostedTable, metadata: SegmentMetadata) -> SegmentReport:
-    partition = table.partitions.get(metadata.partition)
-    stopped = partition is not None and partition.state is PartitionState.STOPPED
-    rows = partition.tail.snapshot.count(metadata.start_offset, 2**62) if partition is not None else 0
-    return SegmentReport(
-        table=table.name, segment=metadata.name, state=ReplicaState.ERROR if stopped else ReplicaState.CONSUMING,
-        rows=rows, error=partition.error if partition is not None else None,
-        progress=table.progress.get(metadata.name, 0),
-    )  # fmt: skip
-
-
-def _tail_report(partition: Partition) -> TailReport:
-    watermark, snapshot = partition.watermark, partition.tail.snapshot
-    return TailReport(
-        table=partition.id.table, incarnation=partition.id.incarnation, partition=partition.id.partition,
-        first_offset=snapshot.first_offset, rows=snapshot.rows, watermark=watermark, state=partition.state_name,
-        error=partition.error,
-    )  # fmt: skip
+def _outlived(hosted: HostedTable, mine: Collection[int]) -> list[int]:
+    """Partitions that went elsewhere so long ago that nobody asks for them here any more."""
+    now_s = time.monotonic()
+    outlived = []
+    for number, partition in hosted.partitions.items():
+        if number in mine:
+            continue
+        if partition.unwanted_since_s is None:
+            partition.unwanted_since_s = now_s
+        elif now_s - partition.unwanted_since_s > SEGMENT_GRACE_S:
+            outlived.append(number)
+    return outlived

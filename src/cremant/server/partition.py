@@ -3,7 +3,8 @@
 
 Rules (epoch log and freshness designs):
 
-- `turn` is called by one thread at a time and never blocks: a bounded read, then the reader's effects in order.
+- `turn` is called by one thread at a time: a bounded read, then the reader's effects in order. It reads without the
+  partition's lock: a log that does not answer holds up nobody who looks at the partition, moves it or closes it.
 - The watermark advances only after the rows are in the tail. Whoever needs both reads the watermark first.
 - After a start the partition is *behind* until it has read its log up to the end that it saw at the start.
 - A rule that does not hold stops the partition for good, with what is visible staying visible and queries on it
@@ -35,13 +36,14 @@ from cremant.epoch.reader import (
     TakeRows,
 )
 from cremant.log.api import Log, LogReader, MessageBatch
-from cremant.model.errors import CremantError, InvariantViolation, NotFound, WorldError
+from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
 from cremant.model.limits import MIB
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position, Watermark
 from cremant.segment.build import newest
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
+from cremant.server.progress import Progress
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
 
@@ -91,16 +93,23 @@ class Partition:
         self.error: str | None = None
         self.watermark = Watermark(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=max_ingestion_ms)
         self.tail = Tail(directory, start.next_offset, quota)
+        #: Of rows that queries see: not before the partition has caught up once.
+        self.progress = Progress(-1)
         self.closings = Closings(start)
         #: Rows ignored, rejected... are the pipeline's to report; these are what this replica took.
         self.rows_taken = 0
         self.bytes_taken = 0
         self.last_indexed_ms: int | None = None
+        #: Monotonic seconds since when the view no longer places it here.
+        self.unwanted_since_s: float | None = None
         #: Epoch log offset of the next record to read.
         self.log_offset = start.log_offset
-        #: Held by a turn and by whoever moves the partition or reads its closings.
+        #: Held while a turn applies what it read, and by whoever moves the partition or reads its closings.
         self.lock = threading.RLock()
+        #: How often it was moved or closed: what a turn read before that is of no use.
+        self._moves = 0
         self._machine = PartitionReader(own.partition, start)
+        #: The turn's own while it reads.
         self._source: LogReader | None = None
         self._target: int | None = None
         self._caught_up = False
@@ -125,19 +134,45 @@ class Partition:
 
     def turn(self, log: Log, now_ms: int) -> bool:
         """Reads and applies what is there, within bounds; True if there may be more at once."""
-        if self.state is PartitionState.STOPPED or self.tail.blocked or time.monotonic() < self._retry_at_s:
+        if self.tail.blocked or time.monotonic() < self._retry_at_s:
             return False
         with self.lock:
-            try:
-                more = self._turn(log, now_ms)
-            except InvariantViolation as error:
-                self._stop(str(error))
+            if self.state is PartitionState.STOPPED:  # also by who held the lock until now
                 return False
-            except (WorldError, NotFound) as error:
-                self._retry(error)
-                return False
-        if more and self.state is PartitionState.RETRYING:
+            moves, source = self._moves, self._source
+            self._source = None
+        batch: MessageBatch | None = None
+        failed: CremantError | None = None
+        try:
+            source = source or self._open(log)
+            batch = source.read(max_messages=TURN_MESSAGES_MAX, max_bytes=TURN_BYTES_MAX)
+        except (InvariantViolation, WorldError, PeerError, NotFound) as error:
+            failed = error
+        with self.lock:
+            self._source = source
+            if self._moves != moves:
+                self._close_source()
+                return True
+            return self._take_in(batch, failed, now_ms)
+
+    def _take_in(self, batch: MessageBatch | None, failed: CremantError | None, now_ms: int) -> bool:
+        """What a turn read, or why it could not."""
+        try:
+            if failed is not None:
+                raise failed
+            if batch is not None:
+                self._apply_batch(batch, now_ms)
+                self.log_offset = batch.next_offset
+            self._backoff.reset()
             self._set_state()
+            more = batch is not None
+        except InvariantViolation as error:
+            self._stop(str(error))
+            return False
+        except (WorldError, PeerError, NotFound) as error:
+            self._retry(error)
+            more = False  # what was applied before is visible
+        self._wake_waiting()
         return more
 
     def release(self, first: int, end: int) -> None:
@@ -149,6 +184,7 @@ class Partition:
     def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
         """Goes on at `start`: everything before it is sealed and served from segments."""
         with self.lock:
+            self._moves += 1
             self.tail.restart(start.next_offset)
             self.closings = Closings(start)
             self._machine = PartitionReader(self.id.partition, start)
@@ -161,25 +197,31 @@ class Partition:
                 epoch=start.epoch,
                 max_ingestion_ms=newest(self.watermark.max_ingestion_ms, max_ingestion_ms),
             )
+        self._wake_waiting()
         log_event(_log, "partition goes on after a fetched segment", partition=str(self.id), offset=start.next_offset)
+
+    def go_on_after(self, end: Position, max_ingestion_ms: int | None) -> None:
+        """The tail is within a segment that was fetched: it goes on behind it."""
+        with self.lock:
+            if self.tail.snapshot.next_offset <= end.next_offset:
+                self.reposition(end, max_ingestion_ms)
+            else:
+                self.tail.drop_below(end.next_offset)
+
+    def _wake_waiting(self) -> None:
+        """Queries that wait for rows which are visible by now."""
+        if not self.behind:
+            self.progress.reached(self.tail.snapshot.next_offset)
 
     def close(self) -> None:
         with self.lock:
+            self._moves += 1
             self.state = PartitionState.STOPPED
             self._close_source()
             self.tail.close()
+        self.progress.end()
 
     # --- reading ---
-
-    def _turn(self, log: Log, now_ms: int) -> bool:
-        source = self._source or self._open(log)
-        batch = source.read(max_messages=TURN_MESSAGES_MAX, max_bytes=TURN_BYTES_MAX)
-        if batch is not None:
-            self._apply_batch(source, batch, now_ms)
-            self.log_offset = batch.next_offset
-        self._backoff.reset()
-        self._set_state()
-        return batch is not None
 
     def _open(self, log: Log) -> LogReader:
         topic, partition = self.id.topic, self.id.partition
@@ -192,16 +234,14 @@ class Partition:
             raise NotFound(f"epoch log {topic} partition {partition} does not exist", hint="is log_dir the same here?")
         if self._target is None:
             self._target = log.latest(topic, partition)
-        self._source = log.reader(topic, partition, self.log_offset)
-        return self._source
+        return log.reader(topic, partition, self.log_offset)
 
-    def _apply_batch(self, source: LogReader, batch: MessageBatch, now_ms: int) -> None:
+    def _apply_batch(self, batch: MessageBatch, now_ms: int) -> None:
         for index, log_offset in enumerate(batch.offsets.tolist()):
             try:
                 record = records.decode(batch.values[index].as_buffer(), self.id.incarnation)
             except CremantError:
                 # Nothing of this record was applied: a retry begins with it.
-                source.seek(log_offset)
                 self.log_offset = log_offset
                 raise
             for effect in self._machine.step(record, log_offset):
@@ -274,6 +314,7 @@ class Partition:
 
     def _stop(self, why: str) -> None:
         self.state = PartitionState.STOPPED
+        self.progress.end()
         self.error = why
         self._close_source()
         log_event(_log, "partition stopped", level=logging.ERROR, partition=str(self.id), error=why)

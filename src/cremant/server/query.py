@@ -5,9 +5,11 @@ Rules:
 
 - Off the event loop, in a bounded pool; what waits is bounded, too, and refused with Pinot's 211 beyond. The budget
   counts from arrival.
+- A query that must see certain rows (`not_before`) waits for them before it takes a slot, and not to the end of its
+  budget: without them there must be time to say so, and to bring what is there.
+- So does one with columns that only the broker has heard of, for a moment: the new schema is on its way.
 - The answer covers exactly what `resolve` found; what it did not find is named, never guessed.
-- Pruning uses metadata only (of segments, of batches within them, of blocks of a tail) and drops only what cannot
-  match; pruned rows count in `docs_total`, as in Pinot.
+- A cancelled query is answered at once and its work ends between two batches; its slot is free when its thread is.
 
 Body of an answer: 4 bytes big-endian length of the header, ServerAnswer as JSON, Arrow IPC stream (empty on an error).
 """
@@ -15,44 +17,74 @@ Body of an answer: 4 bytes big-endian length of the header, ServerAnswer as JSON
 from __future__ import annotations
 
 import asyncio
-import functools
+import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ParamSpec, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from cremant.exec.admission import SHORT_ROWS, no_turn, too_many
 from cremant.exec.engine import Engine, RunResult
-from cremant.exec.tables import DOC_ID
+from cremant.exec.keys import KeySpace
+from cremant.exec.shortcuts import Task, run
+from cremant.exec.stop import Stop, cancelled, timed_out
 from cremant.model.errors import QueryError
-from cremant.model.limits import QUERIES_RUNNING_MAX, QUERIES_WAITING_MAX
+from cremant.model.limits import (
+    QUERIES_RUNNING_MAX,
+    QUERIES_SHORT_MAX,
+    QUERIES_WAITING_MAX,
+    QUERY_ANSWER_BYTES_MAX,
+)
+from cremant.model.names import IS_NULL_PREFIX
 from cremant.model.query_codes import QueryCode
-from cremant.segment.prune import may_match
-from cremant.segment.reader import Zones
-from cremant.segment.scan import Piece
+from cremant.segment.rows import compacted, unpacked_bytes
 from cremant.server.pool import DaemonPool
-from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
+from cremant.server.scan import Scan, plan_scan
+from cremant.server.table import HostedTable, Resolved
 from cremant.wire.codec import encode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
 
 _log = logging.getLogger(__name__)
 
 HEADER_LENGTH_BYTES = 4
+#: Of a budget, what waiting for rows leaves for the answer: a fifth, half a second at most.
+ANSWER_RESERVE_SHARE = 0.2
+ANSWER_RESERVE_S = 0.5
+#: A new schema is everywhere within milliseconds, unless a server does not hear from the controller: others are asked
+#: then. Looks for it are this far apart, doubling.
+SCHEMA_WAIT_S = 2.0
+SCHEMA_LOOK_S = 0.01
+#: What runs past the deadline is interrupted and says so itself; this much later the answer does not wait for it.
+INTERRUPT_GRACE_S = 0.1
+
+P = ParamSpec("P")
+T = TypeVar("T")
+#: Header, and rows as an Arrow IPC stream (None on an error).
+_Answer = tuple[ServerAnswer, pa.Buffer | None]
 
 
 @dataclass(slots=True)
-class _Scan:
-    """What of the resolved rows is scanned, and what was counted on the way."""
+class _Work:
+    """A query under way. `task` answers it; cancelling it answers at once, whatever its thread still does."""
 
-    pieces: list[Piece] = field(default_factory=list)
-    docs_total: int = 0
-    segments_queried: int = 0
-    segments_pruned: int = 0
-    #: Partitions whose tail had rows that were not pruned away.
-    scanned_tails: set[int] = field(default_factory=set)
+    stop: Stop
+    task: asyncio.Task[_Answer] | None = None
+    #: From arrival until a thread took it.
+    wait_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A long query that waits for its turn."""
+
+    found: Resolved
+    scan: Scan
+    table: HostedTable
 
 
 class QueryService:
@@ -62,9 +94,14 @@ class QueryService:
         self.instance = ""
         self._tables = tables
         self._engine = engine
-        self._pool = DaemonPool(QUERIES_RUNNING_MAX, "query")
-        self._running = asyncio.Semaphore(QUERIES_RUNNING_MAX)
-        self._waiting = 0
+        self._pool = DaemonPool(QUERIES_RUNNING_MAX + QUERIES_SHORT_MAX, "query")
+        self._short = asyncio.Semaphore(QUERIES_SHORT_MAX)
+        self._long = asyncio.Semaphore(QUERIES_RUNNING_MAX)
+        self._turns = _Queue()
+        self._arrivals = _Queue()
+        self._under_way: dict[str, _Work] = {}
+        #: Dictionaries of group keys, as long as the table is hosted.
+        self._key_spaces: weakref.WeakKeyDictionary[HostedTable, KeySpace] = weakref.WeakKeyDictionary()
         #: Called with (elapsed_ms, error_code) per answer, for metrics.
         self.on_answer: Callable[[float, int], None] = lambda elapsed_ms, code: None
 
@@ -75,50 +112,126 @@ class QueryService:
         """The body of the reply; errors of the query travel inside."""
         began_s = time.monotonic()
         deadline_s = began_s + query.budget_ms / 1000
+        work = self._under_way[query.request_id] = _Work(Stop(deadline_s))
         try:
-            header, table = await self._admitted(query, deadline_s)
+            header, rows = await self._stoppable(query, work)
         except QueryError as error:
-            header, table = self._refusal(query, int(error.code), str(error)), None
+            header, rows = self._refusal(query, int(error.code), str(error)), None
         except Exception as error:
             _log.exception("a query failed on a bug", extra={"fields": {"request_id": query.request_id}})
             header = self._refusal(query, QueryCode.QUERY_EXECUTION, f"internal error: {type(error).__name__}")
-            table = None
+            rows = None
+        finally:
+            if self._under_way.get(query.request_id) is work:
+                del self._under_way[query.request_id]
         elapsed_ms = (time.monotonic() - began_s) * 1000
         self.on_answer(elapsed_ms, header.error_code)
-        return pack(_timed(header, elapsed_ms), table)
+        return pack(msgspec.structs.replace(header, elapsed_ms=elapsed_ms, wait_ms=work.wait_ms), rows)
 
-    async def _admitted(self, query: ServerQuery, deadline_s: float) -> tuple[ServerAnswer, pa.Table | None]:
-        if self._waiting >= QUERIES_WAITING_MAX:
-            raise QueryError(QueryCode.SERVER_OUT_OF_CAPACITY, f"{QUERIES_WAITING_MAX} queries are waiting already")
-        self._waiting += 1
+    def cancel(self, request_id: str) -> bool:
+        """Ends a query, waiting or running; its answer says so (503). False if it is not under way."""
+        work = self._under_way.get(request_id)
+        if work is None:
+            return False
+        work.stop.cancel()
+        if work.task is not None:
+            work.task.cancel()
+        return True
+
+    async def _stoppable(self, query: ServerQuery, work: _Work) -> _Answer:
+        """The answer, or the end of the query's time; never later, even if a thread cannot be interrupted."""
+        work.task = asyncio.ensure_future(self._admitted(query, work))
+        left_s = work.stop.deadline_s - time.monotonic()
         try:
-            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
-                await self._running.acquire()
+            async with asyncio.timeout(max(0.0, left_s) + INTERRUPT_GRACE_S):
+                return await work.task
         except TimeoutError as error:
-            raise QueryError(
-                QueryCode.QUERY_SCHEDULING_TIMEOUT, "the query's time was over before its turn came"
-            ) from error
-        finally:
-            self._waiting -= 1
-        try:
-            return await asyncio.wrap_future(self._pool.submit(self._run, query, deadline_s))
-        finally:
-            self._running.release()
+            work.stop.cancel()
+            raise timed_out() from error
+        except asyncio.CancelledError as error:
+            if work.task.cancelled() and work.stop.cancelled:
+                raise cancelled() from error
+            work.stop.cancel()
+            work.task.cancel()
+            raise
 
-    def _run(self, query: ServerQuery, deadline_s: float) -> tuple[ServerAnswer, pa.Table | None]:
+    async def _admitted(self, query: ServerQuery, work: _Work) -> _Answer:
+        """All queries are prepared, and short ones carried out, in slots of their own; long ones then wait for one of
+        the others. So a lookup never waits for scans."""
+        began_s = time.monotonic()
+        await self._schema_arrived(query, work.stop.deadline_s)
+        await self._rows_arrived(query, work.stop.deadline_s)
+        with self._turns.place():
+            await _acquire(self._short, work.stop.deadline_s)
+        work.wait_ms = (time.monotonic() - began_s) * 1000
+        done = await self._in_thread(self._short, self._prepare, query, work.stop)
+        if not isinstance(done, _Prepared):
+            return done
+        began_s = time.monotonic()
+        with self._turns.place():
+            await _acquire(self._long, work.stop.deadline_s)
+        work.wait_ms += (time.monotonic() - began_s) * 1000
+        return await self._in_thread(self._long, self._run, query, done, work.stop)
+
+    async def _in_thread(self, slots: asyncio.Semaphore, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Runs `call` in the slot that was acquired; the slot is free when the thread is, also after a cancel."""
+        loop = asyncio.get_running_loop()
+
+        def release(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(slots.release)
+
+        future = self._pool.submit(call, *args, **kwargs)
+        future.add_done_callback(release)
+        return await asyncio.wrap_future(future)
+
+    async def _schema_arrived(self, query: ServerQuery, deadline_s: float) -> None:
+        """Returns when the query's columns are known, or not in time: then the answer says so."""
+        give_up_s = min(_latest_wait_s(query, deadline_s), time.monotonic() + SCHEMA_WAIT_S)
+        pause_s = SCHEMA_LOOK_S
+        while self._lacks_columns(query) and (left_s := give_up_s - time.monotonic()) > 0:
+            with self._arrivals.place():
+                await asyncio.sleep(min(pause_s, left_s))
+            pause_s *= 2
+
+    def _lacks_columns(self, query: ServerQuery) -> bool:
+        table = self._tables.get(query.table)
+        if table is None or table.record.incarnation != query.incarnation:
+            return False
+        return bool(_unknown(query.columns, table.alignment.schema))
+
+    async def _rows_arrived(self, query: ServerQuery, deadline_s: float) -> None:
+        """Returns when the rows that the query must see are visible, or cannot be in time: `resolve` says which."""
+        give_up_s = _latest_wait_s(query, deadline_s)
+        for tail in query.tails:
+            table = self._tables.get(query.table)
+            partition = table.partitions.get(tail.partition) if table is not None else None
+            if tail.not_before > 0 and partition is not None:
+                with self._arrivals.place():
+                    await partition.progress.wait(tail.not_before, max(0.0, give_up_s - time.monotonic()))
+
+    def _prepare(self, query: ServerQuery, stop: Stop) -> _Answer | _Prepared:
+        """The answer, if finding it is little work."""
         table = self._tables.get(query.table)
         if table is None or table.record.incarnation != query.incarnation:
             text = f"table {query.table} (incarnation {query.incarnation}) is not on this server"
             return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
         found = table.resolve(query.segments, query.tails)
-        scan = plan_scan(table, found, query)
-        result = self._engine.run(
-            query.sql, scan.pieces, query.columns, found.alignment.schema, deadline_s=deadline_s,
-            constants={"$hostName": self.instance},
-        )  # fmt: skip
-        return self._header(query, found, scan, result), result.table
+        unknown = _unknown(query.columns, found.alignment.schema)
+        if unknown:  # the broker has heard of a change of the schema first: another server may have, too
+            text = f"the schema of table {query.table} has no {', '.join(unknown)} on this server yet"
+            return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
+        prepared = _Prepared(found, plan_scan(table, found, query, stop), table)
+        return self._run(query, prepared, stop) if prepared.scan.rows <= SHORT_ROWS else prepared
 
-    def _header(self, query: ServerQuery, found: Resolved, scan: _Scan, result: RunResult) -> ServerAnswer:
+    def _run(self, query: ServerQuery, prepared: _Prepared, stop: Stop) -> _Answer:
+        found, scan = prepared.found, prepared.scan
+        task = Task(query.sql, query.columns, found.alignment.schema, {"$hostName": self.instance}, query.shortcut)
+        space = self._key_spaces.setdefault(prepared.table, KeySpace())
+        result = run(self._engine, task, scan.pieces, space, stop)
+        return self._header(query, found, scan, result), pack_rows(result.table)
+
+    def _header(self, query: ServerQuery, found: Resolved, scan: Scan, result: RunResult) -> ServerAnswer:
         matched = result.stats.rows_matched
         processed = scan.segments_queried - scan.segments_pruned
         return ServerAnswer(
@@ -151,100 +264,67 @@ class QueryService:
         )  # fmt: skip
 
 
-def plan_scan(table: HostedTable, found: Resolved, query: ServerQuery) -> _Scan:
-    """Pieces of everything found that may match."""
-    scan = _Scan()
-    for part in found.segments:
-        if isinstance(part, SegmentPart):
-            _add_segment(scan, table, found, query, part)
-        else:
-            scan.segments_queried += 1
-            _add_tail(scan, table, found, query, part)
-    for tail in found.tails:
-        _add_resolved_tail(scan, table, found, query, tail)
-    return scan
+def _latest_wait_s(query: ServerQuery, deadline_s: float) -> float:
+    """Until when a query may wait for what is to arrive."""
+    return deadline_s - min(ANSWER_RESERVE_S, query.budget_ms / 1000 * ANSWER_RESERVE_SHARE)
 
 
-def _add_resolved_tail(
-    scan: _Scan, table: HostedTable, found: Resolved, query: ServerQuery, tail: ResolvedTail
-) -> None:
-    """The whole counts as one (consuming) segment, however much of it is sealed here already."""
-    pieces, pruned = len(scan.pieces), scan.segments_pruned
-    scan.segments_queried += 1
-    for part in tail.sealed:
-        scan.segments_queried -= 1
-        _add_segment(scan, table, found, query, part)
-    _add_tail(scan, table, found, query, tail.rows)
-    scanned = len(scan.pieces) > pieces
-    scan.segments_pruned = pruned + (0 if scanned or not tail.covered.length else 1)
-    if scanned or not tail.covered.length:
-        scan.scanned_tails.add(tail.partition)
+def _unknown(columns: tuple[str, ...], schema: pa.Schema) -> list[str]:
+    return [name for name in columns if not _is_known(name, schema)]
 
 
-def _add_segment(scan: _Scan, table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> None:
-    metadata, marker = part.hosted.metadata, part.sealed.marker
-    scan.segments_queried += 1
-    ranges = metadata.columns
+def _is_known(column: str, schema: pa.Schema) -> bool:
+    """The engine knows all other `$` columns."""
+    is_stored = not column.startswith("$") or column.startswith(IS_NULL_PREFIX)
+    return not is_stored or schema.get_field_index(column) >= 0
 
-    def range_of(column: str) -> tuple[Any, Any] | None:
-        known = ranges.get(column)
-        return (known.min, known.max) if known is not None else None
 
-    if part.whole:
-        scan.docs_total += marker.rows
-    if not may_match(query.prune, range_of, table.single_precision):
-        scan.segments_pruned += 1
-        if not part.whole:
-            scan.docs_total += sum(batch.num_rows for batch in part.batches(found.alignment))
+class _Queue:
+    """Queries that wait for the same: for a turn, or for rows, whose lateness must not refuse those that need none."""
+
+    def __init__(self) -> None:
+        self._waiting = 0
+
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """Raises QueryError 211 when too many wait already."""
+        if self._waiting >= QUERIES_WAITING_MAX:
+            raise too_many()
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+
+async def _acquire(slots: asyncio.Semaphore, deadline_s: float) -> None:
+    if not slots.locked():
+        await slots.acquire()  # does not wait
         return
-    batches = part.batches(found.alignment)
-    if not part.whole:
-        scan.docs_total += sum(batch.num_rows for batch in batches)
-    elif query.prune and DOC_ID not in query.columns:
-        batches = _matching(batches, part.sealed.zones, table, query)
-    if not batches:
-        scan.segments_pruned += 1
-        return
-    rows = sum(batch.num_rows for batch in batches)
-    key = f"{table.name}/{query.incarnation}/{metadata.name}/{marker.checksum}/{found.schema_version}"
-    all_rows = part.whole and rows == marker.rows
-    scan.pieces.append(Piece(key, metadata.partition, metadata.name, batches, rows, None, immutable=all_rows))
+    try:
+        async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            await slots.acquire()
+    except TimeoutError as error:
+        raise no_turn() from error
 
 
-def _matching(
-    batches: tuple[pa.RecordBatch, ...], zones: Zones, table: HostedTable, query: ServerQuery
-) -> tuple[pa.RecordBatch, ...]:
-    """Those batches of a whole segment in which a row may match."""
-    return tuple(
-        batch
-        for index, batch in enumerate(batches)
-        if may_match(query.prune, functools.partial(zones.range_of, index), table.single_precision)
-    )
+def pack_rows(table: pa.Table) -> pa.Buffer:
+    """A million rows take a tenth of a second: for a query's thread. Raises QueryError 245 before it makes what is too
+    large: until then texts are only pointed at."""
+    size_bytes = unpacked_bytes(table)
+    if size_bytes > QUERY_ANSWER_BYTES_MAX:
+        raise QueryError(
+            QueryCode.SERVER_RESOURCE_LIMIT,
+            f"{table.num_rows} rows of {size_bytes} bytes, an answer has at most {QUERY_ANSWER_BYTES_MAX}",
+            hint="lower LIMIT, aggregate, select fewer columns, or fetch the rows in pages",
+        )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(compacted(table))
+    return sink.getvalue()
 
 
-def _add_tail(scan: _Scan, table: HostedTable, found: Resolved, query: ServerQuery, rows: TailRows) -> None:
-    total = sum(part.rows for part in rows.parts)
-    scan.docs_total += total
-    kept = tuple(part for part in rows.parts if may_match(query.prune, part.block.range_of, table.single_precision))
-    if not kept:
-        return
-    key = f"{table.name}/{query.incarnation}/tail/{rows.partition}"
-    batches = TailRows(rows.partition, rows.segment, kept).batches(found.alignment)
-    count = sum(part.rows for part in kept)
-    scan.pieces.append(Piece(key, rows.partition, rows.segment, batches, count, None, False))
-
-
-def _timed(header: ServerAnswer, elapsed_ms: float) -> ServerAnswer:
-    return msgspec.structs.replace(header, elapsed_ms=elapsed_ms)
-
-
-def pack(header: ServerAnswer, table: pa.Table | None) -> bytes:
+def pack(header: ServerAnswer, rows: pa.Buffer | None) -> bytes:
     """Header and rows as one body."""
     head = encode(header)
-    sink = pa.BufferOutputStream()
-    sink.write(len(head).to_bytes(HEADER_LENGTH_BYTES, "big") + head)
-    if table is not None:
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    body: bytes = sink.getvalue().to_pybytes()
-    return body
+    return b"".join((len(head).to_bytes(HEADER_LENGTH_BYTES, "big"), head, rows if rows is not None else b""))

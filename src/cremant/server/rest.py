@@ -15,6 +15,7 @@ from cremant.server.query import QueryService
 from cremant.server.table import HostedTable
 from cremant.shell.app import json_response, read_body
 from cremant.shell.member import Member
+from cremant.shell.segment_json import full_metadata
 from cremant.wire.codec import decode
 from cremant.wire.messages import ServerQuery
 
@@ -29,6 +30,9 @@ def routes(hosting: Hosting, queries: QueryService, member: Member) -> list[Base
         message = decode(await read_body(request, QUERY_BODY_BYTES_MAX), ServerQuery)
         return Response(await queries.answer(message), media_type="application/octet-stream")
 
+    async def cancel(request: Request) -> Response:
+        return Response(status_code=200 if queries.cancel(request.path_params["id"]) else 404)
+
     async def tables(request: Request) -> Response:
         return json_response({"tables": sorted(f"{name}_REALTIME" for name in hosting.tables)})
 
@@ -40,6 +44,21 @@ def routes(hosting: Hosting, queries: QueryService, member: Member) -> list[Base
             names = [name for name, hosted in table.segments.items() if hosted.sealed is not None]
             names += [metadata.name for metadata in table.open.values() if metadata.name not in table.segments]
         return json_response({"segments": sorted(names)})
+
+    async def segment_metadata(request: Request) -> Response:
+        table = _table(hosting, request)
+        if table is None:
+            return _no_table(request)
+        name = request.path_params["segment"]
+        with table.lock:
+            hosted = table.segments.get(name)
+            opened = next((metadata for metadata in table.open.values() if metadata.name == name), None)
+            metadata = hosted.metadata if hosted is not None and hosted.sealed is not None else opened
+            record = table.record
+        if metadata is None:
+            text = f"Table {request.path_params['table']} segments {name} does not exist"
+            return json_response({"message": text, "status": 404}, 404)
+        return json_response(full_metadata(record, metadata))
 
     async def size(request: Request) -> Response:
         table = _table(hosting, request)
@@ -63,8 +82,10 @@ def routes(hosting: Hosting, queries: QueryService, member: Member) -> list[Base
 
     return [
         Route("/internal/v1/query", query, methods=["POST"]),
+        Route("/internal/v1/query/{id}", cancel, methods=["DELETE"]),
         Route("/tables", tables),
         Route("/tables/{table}/segments", segments),
+        Route("/tables/{table}/segments/{segment}/metadata", segment_metadata),
         Route("/tables/{table}/size", size),
         Route("/health/liveness", liveness),
         Route("/health/readiness", readiness),

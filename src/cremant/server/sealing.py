@@ -1,297 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
 """Driver of segment completion on a server: looks at every segment that should be sealed here and is not, asks
-`segment/sealing.py` what to do next, and does it in a bounded pool.
+`completion/replica.py` what to do next, and has it done (`server/steps.py`).
 
-Rules: one step per segment at a time; one build at a time (it costs a core); consumption and queries go on meanwhile.
-Every failure is retried with backoff and starts from what the controller says then.
+Rules: one step per segment at a time, and a fetch beside it. Builds have a thread of their own, one at a time (it costs
+a core): first those that the cluster waits for, then who waits longest. Fetches and uploads have others, so who asks
+the controller or commits waits for none of them; consumption and queries go on meanwhile. Looking at a segment never
+waits, so none holds up another. Every failure is retried with backoff and starts from what the controller says then.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from pathlib import Path
-from typing import assert_never
 
-import msgspec
-
-from cremant.model.errors import Behind, Corrupt, CremantError, NotFound
-from cremant.model.limits import INTERNAL_REQUEST_TIMEOUT_MS
+from cremant.completion.replica import Sealing, Sight, StepKind
+from cremant.model.errors import CremantError, NoResource, PeerError
+from cremant.model.limits import FETCHES_RUNNING_MAX
 from cremant.model.offsets import Position
 from cremant.model.segments import SegmentMetadata, SegmentStatus
-from cremant.segment.build import PARQUET_FILE, Built, SegmentSpec, build_segment
 from cremant.segment.cuts import Cut
-from cremant.segment.reader import derive
-from cremant.segment.sealing import NOTHING, Sealing, Step, StepKind
+from cremant.server.fetching import SegmentFetcher
 from cremant.server.files import ServerFiles
-from cremant.server.partition import Partition
 from cremant.server.pool import DaemonPool
+from cremant.server.steps import Key, Steps, Task, now_ms
 from cremant.server.table import HostedTable
+from cremant.server.uploads import Uploads
 from cremant.shell.backoff import Backoff
-from cremant.shell.logs import log_event, log_failure
+from cremant.shell.logs import cause, log_failure
 from cremant.shell.member import Member
-from cremant.store.deepstore import DeepStore, segment_object
-from cremant.wire.messages import CommitEnd, CommitEndReply, SegmentConsumed, SegmentConsumedReply
 
 _log = logging.getLogger(__name__)
 
+#: Sooner when a step has ended.
 LOOK_EVERY_S = 0.1
-#: One builds, the others talk to the controller and the store.
-WORKERS = 4
-#: A commit waits for one transaction of the controller.
-COMMIT_TIMEOUT_MS = 2 * INTERNAL_REQUEST_TIMEOUT_MS
+#: Threads that ask, commit and install; each call of the controller has a deadline.
+TALKS_RUNNING_MAX = 4
 
 
 class Sealer:
     """Seals and fetches segments of the tables in `tables` (shared with the host that reconciles them)."""
 
     def __init__(
-        self, tables: dict[str, HostedTable], files: ServerFiles, store: DeepStore, member: Member, *, fsync: bool
-    ) -> None:
+        self, tables: dict[str, HostedTable], files: ServerFiles, member: Member, fetcher: SegmentFetcher,
+        uploads: Uploads, *, fsync: bool,
+    ) -> None:  # fmt: skip
         self._tables = tables
-        self._files = files
-        self._store = store
         self._member = member
-        self._fsync = fsync
+        self._fetcher = fetcher
+        self._uploads = uploads
+        self.steps = Steps(tables, files, member, fetcher, uploads, fsync=fsync)
         self._stopping = threading.Event()
-        self._busy: set[tuple[str, str]] = set()
-        self._backoffs: dict[tuple[str, str], Backoff] = {}
-        self._build_turn = threading.Semaphore(1)
-        self._pool = DaemonPool(WORKERS, "seal")
+        self._poked = threading.Event()
+        #: Guards what is under way; never held while anything is done.
+        self._lock = threading.Lock()
+        self._busy: set[Key] = set()
+        self._fetching: set[Key] = set()
+        self._building: Key | None = None
+        #: Of each kind of step by itself: that asking works says nothing of builds.
+        self._backoffs: dict[tuple[Key, StepKind], Backoff] = {}
+        self._talk_pool = DaemonPool(TALKS_RUNNING_MAX, "seal")
+        self._build_pool = DaemonPool(1, "build")
+        self._fetch_pool = DaemonPool(FETCHES_RUNNING_MAX, "fetch")
         self._thread = threading.Thread(target=self._look_forever, name="seal", daemon=True)
-        #: Totals for metrics.
-        self.sealed_total = 0
-        self.fetched_total = 0
-        self.diverged_total = 0
+        #: For metrics.
         self.failures_total = 0
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._thread.join(timeout=1)
-        self.stop_pool()
-
-    def stop_pool(self) -> None:
         """Steps that wait are dropped; one that runs is abandoned, its scratch is removed at the next start."""
-        self._pool.close()
+        self._stopping.set()
+        self._poked.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)
+        self._fetcher.stop()
+        for pool in (self._talk_pool, self._build_pool, self._fetch_pool):
+            pool.close()
 
     def _look_forever(self) -> None:
-        while not self._stopping.wait(LOOK_EVERY_S):
-            for table in list(self._tables.values()):
+        while not self._stopping.is_set():
+            self._poked.wait(LOOK_EVERY_S)
+            self._poked.clear()
+            try:
+                self.look()
+            except Exception:
+                _log.exception("looking for segments to seal failed")
+
+    def look(self) -> None:
+        """Begins what is due and has a thread."""
+        builds: list[Task] = []
+        unsealed: set[Key] = set()
+        for table in list(self._tables.values()):
+            for metadata, sealing in table.unsealed():
+                unsealed.add((table.record.incarnation, metadata.name))
                 try:
-                    self._look(table)
+                    task = self._due(table, metadata, sealing)
                 except Exception:
-                    _log.exception("looking for segments to seal failed", extra={"fields": {"table": table.name}})
+                    _log.exception("a look at a segment failed", extra={"fields": {"segment": metadata.name}})
+                    continue
+                if task is None:
+                    continue
+                if task.step.kind is StepKind.BUILD:
+                    builds.append(task)
+                else:
+                    self._begin(task)
+        if builds and self._building is None:
+            self._begin(min(builds, key=_urgency))
+        with self._lock:
+            busy = frozenset(self._busy)
+            self._backoffs = {key: kept for key, kept in self._backoffs.items() if key[0] in unsealed}
+        self.steps.release(busy)
 
-    def _look(self, table: HostedTable) -> None:
-        with table.lock:
-            unsealed = [hosted.metadata for hosted in table.segments.values() if hosted.sealed is None]
-            opened = [metadata for metadata in table.open.values() if metadata.name not in table.segments]
-        for metadata in (*unsealed, *opened):
-            key = (table.record.incarnation, metadata.name)
+    def _due(self, table: HostedTable, metadata: SegmentMetadata, sealing: Sealing) -> Task | None:
+        key = (table.record.incarnation, metadata.name)
+        with self._lock:
             if key in self._busy:
-                continue
-            step = self._next_step(table, metadata)
-            if step.kind is not StepKind.NOTHING:
-                self._busy.add(key)
-                self._pool.submit(self._run, table, metadata, step, key)
+                return None
+            fetching = key in self._fetching
+        if table.sealings.get(metadata.name) is not sealing:  # installed since the list was made
+            return None
+        step = sealing.next_step(self._seen(table, metadata, sealing, key, fetching=fetching), now_ms())
+        return Task(table, metadata, sealing, step) if step.kind is not StepKind.NOTHING else None
 
-    def _next_step(self, table: HostedTable, metadata: SegmentMetadata) -> Step:
-        sealing = table.sealings.setdefault(metadata.name, Sealing(metadata.name))
-        hosted = table.segments.get(metadata.name)
-        if hosted is not None and time.monotonic() < hosted.retry_at_s:
-            return NOTHING
-        now_ms = int(time.time() * 1000)
+    def _seen(
+        self, table: HostedTable, metadata: SegmentMetadata, sealing: Sealing, key: Key, *, fetching: bool
+    ) -> Sight:
         partition = table.partitions.get(metadata.partition)
-        if partition is None or partition.tail.snapshot.first_offset > metadata.start_offset:
-            return sealing.next_step(metadata, None, None, now_ms)
-        with partition.lock:
-            closed = partition.closings.last
-            wanted: Cut | None = None
-            if metadata.status is SegmentStatus.IN_PROGRESS:
-                flush, age_ms = table.record.config.flush, now_ms - metadata.created_ms
-                pressed = partition.tail.blocked is not None
-                wanted = partition.closings.wanted_cut(metadata.start_offset, flush, age_ms, pressed=pressed)
-        return sealing.next_step(metadata, closed, wanted, now_ms)
+        closed: Position | None = None
+        wanted: Cut | None = None
+        if partition is not None and partition.tail.snapshot.first_offset <= metadata.start_offset:
+            with partition.lock:
+                closed = partition.closings.last
+                if metadata.status is SegmentStatus.IN_PROGRESS:
+                    flush, age_ms = table.record.config.flush, self._member.cluster_now_ms() - metadata.created_ms
+                    wanted = partition.closings.wanted_cut(
+                        metadata.start_offset, flush, age_ms, pressed=partition.tail.blocked is not None,
+                        force_at_offset=metadata.force_at_offset,
+                    )  # fmt: skip
+        policy = self._uploads.policy(table)
+        return Sight(
+            metadata, closed, wanted, policy, table.record.config.completion,
+            upload=self.steps.seen_upload(table, sealing, key, policy),
+            has_source=metadata.store_url is not None or any(holder != self._member.id for holder in metadata.copies),
+            fetching=fetching,
+        )  # fmt: skip
 
-    def _run(self, table: HostedTable, metadata: SegmentMetadata, step: Step, key: tuple[str, str]) -> None:
-        sealing = table.sealings[metadata.name]
-        backoff = self._backoffs.setdefault(key, Backoff())
+    def _begin(self, task: Task) -> None:
+        with self._lock:
+            match task.step.kind:
+                case StepKind.FETCH:
+                    pool, running = self._fetch_pool, self._fetching
+                case StepKind.BUILD:
+                    pool, running = self._build_pool, self._busy
+                    self._building = task.key
+                case _:
+                    pool, running = self._talk_pool, self._busy
+            running.add(task.key)
+        pool.submit(self.run, task)
+
+    @cause()
+    def run(self, task: Task) -> None:
+        """Does one step, in the thread of the caller; a failure is noted and tried again later."""
+        table, name, sealing, kind = task.table, task.metadata.name, task.sealing, task.step.kind
         try:
-            self._act(table, metadata, step, sealing)
-            backoff.reset()
+            self.steps.act(task)
+            with self._lock:
+                self._backoffs.pop((task.key, kind), None)
+            table.solved(name)
         except Exception as error:
             self.failures_total += 1
-            retry_ms = backoff.next_ms()
-            sealing.failed(retry_ms, int(time.time() * 1000))
-            hosted = table.segments.get(metadata.name)
-            if hosted is not None:
-                hosted.error = str(error)
-                hosted.retry_at_s = time.monotonic() + retry_ms / 1000
+            with self._lock:
+                retry_ms = self._backoffs.setdefault((task.key, kind), Backoff()).next_ms()
+            sealing.failed(kind, retry_ms, now_ms(), passing=isinstance(error, (NoResource, PeerError)))
+            table.note_problem(name, str(error))
             if isinstance(error, CremantError):
-                fields = {"segment": metadata.name, "step": step.kind.value, "retry_ms": retry_ms}
-                log_failure(_log, "a step of sealing failed", error, **fields)
+                log_failure(_log, "a step of sealing failed", error, segment=name, step=kind.value, retry_ms=retry_ms)
             else:
-                _log.exception("a step of sealing failed on a bug", extra={"fields": {"segment": metadata.name}})
+                _log.exception("a step of sealing failed on a bug", extra={"fields": {"segment": name}})
         finally:
-            self._busy.discard(key)
+            self._ended(task)
 
-    def _act(self, table: HostedTable, metadata: SegmentMetadata, step: Step, sealing: Sealing) -> None:
-        match step.kind:
-            case StepKind.ASK:
-                assert step.cut is not None
-                self._ask(table, metadata, step.cut, sealing)
-            case StepKind.BUILD:
-                assert step.end is not None
-                with self._build_turn:
-                    self._build(table, metadata, step.end, sealing)
-            case StepKind.COMMIT:
-                assert step.end is not None
-                self._commit(table, metadata, step.end, step.token, sealing)
-            case StepKind.INSTALL:
-                self._install(table, metadata, sealing)
-            case StepKind.FETCH:
-                self._fetch(table, metadata, sealing)
-            case StepKind.NOTHING:
-                pass
-            case _:
-                assert_never(step.kind)
-
-    def _ask(self, table: HostedTable, metadata: SegmentMetadata, cut: Cut, sealing: Sealing) -> None:
-        message = SegmentConsumed(
-            instance=self._member.id, table=table.name, incarnation=table.record.incarnation, segment=metadata.name,
-            at=cut.at, reason=cut.reason,
-        )  # fmt: skip
-        reply = self._member.call("/internal/v1/segmentConsumed", message, SegmentConsumedReply)
-        if sealing.answer is None or sealing.answer.status is not reply.status:
-            log_event(
-                _log, "segment consumed", segment=metadata.name, offset=cut.at.next_offset, reason=cut.reason,
-                status=reply.status.value,
-            )  # fmt: skip
-        sealing.answered(reply, int(time.time() * 1000))
-
-    def _build(self, table: HostedTable, metadata: SegmentMetadata, end: Position, sealing: Sealing) -> None:
-        """Rows [start, end) of the tail as Parquet and scan form, read back and verified, in a scratch directory."""
-        began_s = time.monotonic()
-        partition = table.partitions.get(metadata.partition)
-        snapshot = partition.tail.snapshot if partition is not None else None
-        if snapshot is None or snapshot.first_offset > metadata.start_offset or snapshot.next_offset < end.next_offset:
-            raise Behind(f"segment {metadata.name}: its rows are not in the tail")
-        if sealing.built is not None:
-            self._files.remove(sealing.built.path.parent)
-            sealing.built = None
-        config = table.record.config
-        spec = SegmentSpec(table.record.table_schema, config.time_column, config.sorted_column)
-        batches = [part.batch for part in snapshot.between(metadata.start_offset, end.next_offset)]
-        scratch = self._files.new_scratch()
-        try:
-            built = build_segment(
-                scratch, batches, spec, fsync=self._fsync, on_progress=lambda: self._progress(table, metadata.name)
-            )
-            derive(scratch, metadata.name, built.checksum, fsync=self._fsync)
-        except BaseException:
-            self._files.remove(scratch)
-            raise
-        self._progress(table, metadata.name)
-        sealing.was_built(built, end)
-        log_event(
-            _log, "segment built", segment=metadata.name, rows=built.rows, bytes=built.size_bytes,
-            checksum=built.checksum, elapsed_ms=round((time.monotonic() - began_s) * 1000),
-        )  # fmt: skip
-
-    def _commit(
-        self, table: HostedTable, metadata: SegmentMetadata, end: Position, token: int, sealing: Sealing
-    ) -> None:
-        built = sealing.built
-        assert built is not None
-        incarnation = table.record.incarnation
-        url = self._store.put(segment_object(table.name, incarnation, metadata.name, token), built.path)
-        self._progress(table, metadata.name)
-        partition = table.partitions.get(metadata.partition)
-        message = CommitEnd(
-            instance=self._member.id, table=table.name, incarnation=incarnation, segment=metadata.name, token=token,
-            end=end, rows=built.rows, size_bytes=built.size_bytes, checksum=built.checksum,
-            file_checksum=built.file_checksum, store_url=url, min_time_ms=built.min_time_ms,
-            max_time_ms=built.max_time_ms, max_ingestion_ms=built.max_ingestion_ms,
-            last_indexed_ms=partition.last_indexed_ms if partition is not None else None, columns=built.columns,
-        )  # fmt: skip
-        reply = self._member.call("/internal/v1/commitEnd", message, CommitEndReply, COMMIT_TIMEOUT_MS)
-        sealing.commit_answered(reply, int(time.time() * 1000))
-        log_event(_log, "segment commit answered", segment=metadata.name, status=reply.status.value, token=token)
-        if sealing.committed:
-            self._install(table, _as_committed(metadata, end, built, url), sealing)
-
-    def _install(self, table: HostedTable, metadata: SegmentMetadata, sealing: Sealing) -> None:
-        built = sealing.built
-        assert built is not None
-        if metadata.end is None:  # an older view was looked at; what was committed is known
-            assert sealing.built_end is not None
-            metadata = _as_committed(metadata, sealing.built_end, built, None)
-        self._adopt(table, metadata, built.path.parent)
-        self.sealed_total += 1
-        log_event(_log, "segment sealed", segment=metadata.name, rows=metadata.rows)
-
-    def _fetch(self, table: HostedTable, metadata: SegmentMetadata, sealing: Sealing) -> None:
-        if sealing.diverged and sealing.built is not None:
-            self.diverged_total += 1
-            log_event(
-                _log, "own rows differ from the committed segment", level=logging.ERROR, segment=metadata.name,
-                expected=metadata.checksum, found=sealing.built.checksum,
-            )  # fmt: skip
-            self._files.remove(sealing.built.path.parent)
-            sealing.built = None
-        if metadata.store_url is None or metadata.checksum is None or metadata.end is None:
-            raise NotFound(f"segment {metadata.name}: neither this server nor the deep store has it")
-        scratch = self._files.new_scratch()
-        try:
-            name = self._store.name_of(metadata.store_url)
-            self._store.get(name, scratch / PARQUET_FILE, checksum=metadata.file_checksum)
-            sealed = derive(scratch, metadata.name, metadata.checksum, fsync=self._fsync)
-            if sealed.rows != metadata.rows:
-                raise Corrupt(f"segment {metadata.name}: {sealed.rows} rows, its metadata says {metadata.rows}")
-        except BaseException:
-            self._files.remove(scratch)
-            raise
-        self._adopt(table, metadata, scratch)
-        self.fetched_total += 1
-        log_event(_log, "segment fetched", segment=metadata.name, rows=metadata.rows, url=metadata.store_url)
-        partition = table.partitions.get(metadata.partition)
-        if partition is not None and partition.tail.snapshot.first_offset < metadata.end.next_offset:
-            self._go_on_after(partition, metadata, metadata.end)
-
-    def _go_on_after(self, partition: Partition, metadata: SegmentMetadata, end: Position) -> None:
-        """The tail is within the fetched segment: it goes on behind it."""
-        with partition.lock:
-            if partition.tail.snapshot.next_offset <= end.next_offset:
-                partition.reposition(end, metadata.max_ingestion_ms)
+    def _ended(self, task: Task) -> None:
+        with self._lock:
+            if task.step.kind is StepKind.FETCH:
+                self._fetching.discard(task.key)
             else:
-                partition.tail.drop_below(end.next_offset)
-
-    def _adopt(self, table: HostedTable, metadata: SegmentMetadata, scratch: Path) -> None:
-        incarnation = table.record.incarnation
-        with table.lock:
-            # Under the lock: a table that is dropped meanwhile must not get its directory back.
-            if self._tables.get(table.name) is not table:
-                self._files.remove(scratch)
-                return
-            sealed = self._files.adopt(scratch, self._files.segment_directory(table.name, incarnation, metadata.name))
-            table.install(metadata, sealed, verified=True)
-            table.sealings.pop(metadata.name, None)
-            table.progress.pop(metadata.name, None)
-        self._member.poke()
-
-    def _progress(self, table: HostedTable, segment: str) -> None:
-        table.progress[segment] = table.progress.get(segment, 0) + 1
+                self._busy.discard(task.key)
+            if task.step.kind is StepKind.BUILD:
+                self._building = None
+        self._poked.set()
 
 
-def _as_committed(metadata: SegmentMetadata, end: Position, built: Built, url: str | None) -> SegmentMetadata:
-    """What the metadata says once the controller has it; the view brings the same a moment later."""
-    return msgspec.structs.replace(
-        metadata, status=SegmentStatus.DONE, end=end, end_offset=end.next_offset, rows=built.rows,
-        size_bytes=built.size_bytes, checksum=built.checksum, file_checksum=built.file_checksum,
-        min_time_ms=built.min_time_ms, max_time_ms=built.max_time_ms, max_ingestion_ms=built.max_ingestion_ms,
-        columns=built.columns, store_url=url,
-    )  # fmt: skip
+def _urgency(task: Task) -> tuple[bool, int]:
+    """Of builds: what is committed here comes before what is only kept here."""
+    return not task.sealing.commits, task.sealing.reached_ms or 0

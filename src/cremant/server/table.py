@@ -6,7 +6,8 @@ so whatever a query asks for, it gets each row of the range exactly once: from t
 
 A request names sealed segments and, per partition, a tail *from an offset*. The broker need not know how far this
 server has sealed: a segment whose rows are still in the tail is served from there, and a tail that was sealed
-meanwhile is served from its segments. What cannot be served exactly is said to be missing or behind.
+meanwhile is served from its segments. What cannot be served exactly is said to be missing or behind; so are own rows
+that are known to differ from the committed ones.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from cremant.completion.replica import Sealing
 from cremant.model.cluster import TableRecord
 from cremant.model.offsets import OffsetRange, Watermark
 from cremant.model.schema import DataType
@@ -25,8 +27,8 @@ from cremant.model.segments import ReplicaState, SegmentMetadata
 from cremant.segment.blocks import TailPart, TailSnapshot
 from cremant.segment.layout import Alignment
 from cremant.segment.reader import SealedSegment, slice_from
-from cremant.segment.sealing import Sealing
 from cremant.server.partition import Partition
+from cremant.server.timings import PhaseTimes
 from cremant.shell.backoff import Backoff
 from cremant.wire.messages import TailRequest
 
@@ -38,12 +40,15 @@ class HostedSegment:
     metadata: SegmentMetadata
     sealed: SealedSegment | None = None
     error: str | None = None
-    backoff: Backoff = field(default_factory=Backoff)
-    retry_at_s: float = 0.0
     #: Monotonic seconds since when the view no longer assigns it here.
     unwanted_since_s: float | None = None
+    #: It went elsewhere, but nobody else is known to have it: it stays.
+    last_copy: bool = False
     #: Read in full and found good since this process started.
     verified: bool = False
+    #: Tries to build its index anew that failed (a full disk).
+    index_backoff: Backoff = field(default_factory=Backoff)
+    index_retry_at_s: float = 0.0
     _scan: tuple[Alignment, tuple[pa.RecordBatch, ...]] | None = None
 
     @property
@@ -126,6 +131,12 @@ class HostedTable:
         self.sealings: dict[str, Sealing] = {}
         #: Grows while a segment is built or uploaded (keeps the committer's lease alive).
         self.progress: dict[str, int] = {}
+        #: Why the last step of sealing a segment went wrong, until one goes right.
+        self.problems: dict[str, str] = {}
+        #: How long completing segments takes here.
+        self.timings = PhaseTimes()
+        #: Partitions that begin anew from their open segment with the next look at the view.
+        self.resets: set[int] = set()
         self._schema_version = 0
         self.update(record)
 
@@ -153,11 +164,74 @@ class HostedTable:
         with self.lock:
             hosted = self.segments.get(metadata.name) or HostedSegment(metadata)
             hosted.metadata, hosted.sealed, hosted.error, hosted.verified = metadata, sealed, None, verified
-            hosted.backoff.reset()
             self.segments[metadata.name] = hosted
             partition = self.partitions.get(metadata.partition)
             if partition is not None:
                 partition.release(metadata.start_offset, metadata.end.next_offset)
+
+    def unsealed(self) -> list[tuple[SegmentMetadata, Sealing]]:
+        """Segments that are to be sealed here, and how far each is."""
+        with self.lock:
+            wanted = [
+                hosted.metadata for hosted in self.segments.values()
+                if hosted.sealed is None and hosted.unwanted_since_s is None
+            ]  # fmt: skip
+            wanted += [metadata for metadata in self.open.values() if metadata.name not in self.segments]
+            return [(metadata, self.sealings.setdefault(metadata.name, Sealing(metadata.name))) for metadata in wanted]
+
+    def note_progress(self, sealing: Sealing) -> None:
+        with self.lock:
+            self.progress[sealing.segment] = sealing.progress
+
+    def is_broken(self, segment: str) -> bool:
+        """Its rows cannot be built here."""
+        sealing = self.sealings.get(segment)
+        return sealing is not None and sealing.broken
+
+    def solved(self, segment: str) -> None:
+        """A step of sealing went right."""
+        with self.lock:
+            self.problems.pop(segment, None)
+
+    def note_problem(self, segment: str, error: str) -> None:
+        """A step of sealing went wrong; of no interest once another one has brought the segment."""
+        with self.lock:
+            hosted = self.segments.get(segment)
+            if hosted is not None and hosted.sealed is not None:
+                self.problems.pop(segment, None)
+                return
+            self.problems[segment] = error
+            if hosted is not None:
+                hosted.error = error
+
+    def reset(self, segment: str) -> bool:
+        """Begins with a replica anew: an open one from its segment's start, a sealed one by reading its files in full
+        (what is missing or damaged is fetched, without waiting for the backoff). False if it is not here."""
+        with self.lock:
+            known = self.segments.get(segment)
+            opened = [number for number, metadata in self.open.items() if metadata.name == segment]
+            if segment in self.sealings:
+                self.sealings[segment].hurry()
+            if known is not None:
+                known.verified = False
+            else:
+                self.resets.update(opened)
+            return known is not None or bool(opened)
+
+    def take_resets(self) -> list[Partition]:
+        """Partitions to close now: they are no longer of this table."""
+        with self.lock:
+            gone = [self.partitions.pop(number) for number in sorted(self.resets & self.partitions.keys())]
+            self.resets.clear()
+            return gone
+
+    def exchange(self, hosted: HostedSegment, before: SealedSegment, after: SealedSegment | None) -> bool:
+        """Queries that come are served from `after`, unless another was installed or the segment let go meanwhile."""
+        with self.lock:
+            if self.segments.get(hosted.metadata.name) is not hosted or hosted.sealed is not before:
+                return False
+            hosted.sealed = after
+            return True
 
     def resolve(self, segments: tuple[str, ...], tails: tuple[TailRequest, ...]) -> Resolved:
         with self.lock:
@@ -177,12 +251,16 @@ class HostedTable:
             return found
 
     def serves_from_tail(self, metadata: SegmentMetadata) -> bool:
-        """The rows of a sealed segment are all still in the tail."""
+        """The rows of a sealed segment are all still in the tail, and not known to be others than the committed."""
         partition = self.partitions.get(metadata.partition)
-        if partition is None or metadata.end is None or partition.behind:
+        if partition is None or metadata.end is None or partition.behind or self._differs(metadata.name):
             return False
         snapshot = partition.tail.snapshot
         return snapshot.first_offset <= metadata.start_offset and metadata.end.next_offset <= snapshot.next_offset
+
+    def _differs(self, segment: str) -> bool:
+        sealing = self.sealings.get(segment)
+        return sealing is not None and sealing.diverged
 
     def _segment(self, name: str) -> SegmentPart | TailRows | None:
         hosted = self.segments.get(name)
@@ -206,7 +284,7 @@ class HostedTable:
         watermark = partition.watermark
         snapshot = partition.tail.snapshot
         first, end = request.from_offset, snapshot.next_offset
-        if first > end:
+        if max(first, request.not_before) > end or self._differs_from(request.partition, first):
             return None
         sealed = self._sealed_before(request.partition, first, snapshot)
         if sealed is None:
@@ -218,6 +296,14 @@ class HostedTable:
             watermark=msgspec.structs.replace(watermark, next_offset=end),
             sealed=sealed,
             rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end)),
+        )
+
+    def _differs_from(self, partition: int, first: int) -> bool:
+        """Of the tail's rows from `first` on, some are known to be others than the committed ones."""
+        differing = (self.segments.get(name) for name, sealing in self.sealings.items() if sealing.diverged)
+        return any(
+            hosted is not None and hosted.metadata.partition == partition and (hosted.metadata.end_offset or 0) > first
+            for hosted in differing
         )
 
     def _sealed_before(self, partition: int, first: int, snapshot: TailSnapshot) -> tuple[SegmentPart, ...] | None:

@@ -15,10 +15,11 @@ import logging
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import prometheus_client
@@ -40,6 +41,8 @@ _log = logging.getLogger(__name__)
 ERROR_HEADER = "X-Cremant-Error"
 #: Requests in flight get this long at a stop; with process teardown the whole stop stays under 5 s.
 GRACEFUL_STOP_S = 3
+#: A connection that does not come to terms about TLS, or does not say goodbye, is dropped after so long.
+TLS_HANDSHAKE_S, TLS_GOODBYE_S = 10, 1
 
 Ready = Callable[[], tuple[bool, str]]
 Lifespan = Callable[[Starlette], contextlib.AbstractAsyncContextManager[None]]
@@ -213,13 +216,27 @@ def write_address(data_dir: str | Path, role: str, url: str) -> None:
     temporary.replace(target)
 
 
+class TlsListener(NamedTuple):
+    """A socket from `listen`, and what is shown and demanded there."""
+
+    bound: socket.socket
+    context: ssl.SSLContext
+
+
 class _Server(uvicorn.Server):
     """Ends cleanly (exit code 0) on SIGTERM and SIGINT; a second signal ends at once."""
 
-    def __init__(self, config: uvicorn.Config, stopping: Callable[[], None], started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        stopping: Callable[[], None],
+        started: Callable[[], None],
+        tls: TlsListener | None,
+    ) -> None:
         super().__init__(config)
         self._stopping = stopping
         self._started = started
+        self._tls = tls
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -241,8 +258,24 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self._tls is not None:
+            await self._listen_by_tls(self._tls)
         if not self.should_exit:
             self._started()
+
+    async def _listen_by_tls(self, tls: TlsListener) -> None:
+        """Beside the sockets that uvicorn listens on, and closed with them."""
+        listener = await asyncio.get_running_loop().create_server(
+            self._protocol, sock=tls.bound, ssl=tls.context, backlog=self.config.backlog,
+            ssl_handshake_timeout=TLS_HANDSHAKE_S, ssl_shutdown_timeout=TLS_GOODBYE_S,
+        )  # fmt: skip
+        self.servers.append(listener)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping()
@@ -269,13 +302,15 @@ def serve(
     on_started: Callable[[str], None] | None = None,
     data_dir: str | Path | None = None,
     bound: socket.socket | None = None,
+    tls: TlsListener | None = None,
     on_handle: Callable[[RunningServer], None] | None = None,
 ) -> None:
     """Runs `app` until SIGTERM or SIGINT (or the handle's `stop`), then returns within 5 s.
 
     `on_started(url)` is called in the event loop once requests are accepted; with `data_dir`, the real address has been
     written to `<data_dir>/address.json` by then. `bound` is a socket from `listen`, for roles that must know their port
-    before they build the app; then `host` and `port` are ignored. Raises InvalidConfig and NoResource as `listen`.
+    before they build the app; then `host` and `port` are ignored. `tls`: where the same is served by HTTPS, too.
+    Raises InvalidConfig and NoResource as `listen`.
     """
     own = bound if bound is not None else listen(host, port, insecure=insecure)
     url = url_of(own)
@@ -292,13 +327,15 @@ def serve(
         app, loop="uvloop", http="httptools", ws="none", lifespan="on", log_config=None, access_log=False,
         timeout_graceful_shutdown=GRACEFUL_STOP_S, timeout_keep_alive=75, backlog=512, server_header=False,
     )  # fmt: skip
-    server = _Server(config, app.state.stopping.set, started)
+    server = _Server(config, app.state.stopping.set, started, tls)
     if on_handle is not None:
         on_handle(RunningServer(server, url))
     try:
         server.run(sockets=[own])
     finally:
         own.close()
+        if tls is not None:
+            tls.bound.close()
     log_event(_log, "stopped", url=url)
 
 
@@ -315,6 +352,6 @@ async def sleep_or_stop(app: Starlette, event: Awaitable[Any], timeout_s: float)
 
 
 __all__ = [
-    "ERROR_HEADER", "RunningServer", "TooLarge", "check_host", "error_response", "json_response", "listen",
-    "make_app", "read_body", "serve", "sleep_or_stop", "url_of", "write_address",
+    "ERROR_HEADER", "RunningServer", "TlsListener", "TooLarge", "check_host", "error_response", "json_response",
+    "listen", "make_app", "read_body", "serve", "sleep_or_stop", "url_of", "write_address",
 ]  # fmt: skip

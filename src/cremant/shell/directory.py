@@ -15,8 +15,14 @@ from cremant.model.errors import NoResource
 def hold_directory(data_dir: str | Path, role: Role) -> IO[bytes]:
     """Held until the returned file is closed (kill -9 closes it, too). Raises NoResource."""
     directory = Path(data_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    file = (directory / f"{role}.lock").open("ab")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / f"{role}.lock").open("ab")
+    except OSError as error:
+        raise NoResource(
+            f"data directory {directory} cannot be used: {error.strerror or error}",
+            hint="it must be a directory that this user may write",
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -3,11 +3,13 @@
 
 Rules: the id is drawn once and kept in `<data_dir>/instance.json` (the address may change, the id does not); the nonce
 is drawn at each process start. While the controller is away, the last view stays in force. Two daemon threads: one
-beats, one long-polls the view; callbacks run on the second, one view at a time, and only ever see newer views.
+beats, one long-polls the view (the whole one first, then what changes); callbacks run on the second, one view at a
+time, and only ever see newer views.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -20,9 +22,19 @@ from typing import TypeVar
 import httpx
 import msgspec
 
+from cremant.cluster.view_delta import apply
 from cremant.model import errors
-from cremant.model.cluster import ClusterView, InstanceRecord, InstanceReport, Role
-from cremant.model.errors import Corrupt, CremantError, DeadlineExceeded, Fenced, PeerError, Unavailable, UserError
+from cremant.model.cluster import ClusterView, InstanceRecord, InstanceReport, Role, SegmentReport
+from cremant.model.errors import (
+    Conflict,
+    Corrupt,
+    CremantError,
+    DeadlineExceeded,
+    Fenced,
+    PeerError,
+    Unavailable,
+    UserError,
+)
 from cremant.model.limits import HEARTBEAT_MS, INTERNAL_REQUEST_TIMEOUT_MS, VIEW_POLL_MS
 from cremant.model.names import instance_id
 from cremant.shell.app import ERROR_HEADER
@@ -30,6 +42,7 @@ from cremant.shell.backoff import Backoff
 from cremant.shell.logs import CAUSE_HEADER, current_cause, log_event, log_failure
 from cremant.wire.codec import decode, encode
 from cremant.wire.messages import Heartbeat, HeartbeatReply
+from cremant.wire.view import DELTAS, VIEW_HEADER, ViewDelta
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -98,6 +111,7 @@ class Member:
         controller_url: str,
         report: Callable[[], InstanceReport] = InstanceReport,
         *,
+        tls_port: int = 0,
         tags: tuple[str, ...] = (),
     ) -> None:
         self.role = role
@@ -107,12 +121,18 @@ class Member:
         self.view: ClusterView | None = None
         #: Another process took this id over: this one must stop serving.
         self.fenced = False
+        #: Controller's clock minus our monotonic one, as of the last heartbeat.
+        self._cluster_offset_ms: int | None = None
         #: Monotonic seconds of the last answered heartbeat; None before the first.
         self.last_heard_s: float | None = None
-        self._record = InstanceRecord(id=self.id, role=role, host=host, port=port, tags=tags)
+        self._record = InstanceRecord(id=self.id, role=role, host=host, port=port, tls_port=tls_port, tags=tags)
         self._url = controller_url.rstrip("/")
         self._report = report
         self._callbacks: list[Callable[[ClusterView], None]] = []
+        self._resync = False
+        #: Segments of the last heartbeat that was answered.
+        self._said: tuple[SegmentReport, ...] | None = None
+        self._beats = 0
         self._stopping = threading.Event()
         self._poked = threading.Event()
         self._seen = threading.Condition()
@@ -146,6 +166,12 @@ class Member:
     def poke(self) -> None:
         """Sends a heartbeat now: the report has changed in a way that others wait for."""
         self._poked.set()
+
+    def cluster_now_ms(self) -> int:
+        """The controller's clock, so that ages of its records do not depend on our wall clock."""
+        if self._cluster_offset_ms is None:
+            return int(time.time() * 1000)
+        return int(time.monotonic() * 1000) + self._cluster_offset_ms
 
     def wait_for_view(self, condition: Callable[[ClusterView], bool], timeout_ms: int) -> ClusterView | None:
         """The first view for which `condition` holds, or None at the timeout."""
@@ -197,9 +223,28 @@ class Member:
             self._poked.clear()
 
     def _beat(self) -> None:
-        beat = Heartbeat(instance=self._record, nonce=self.nonce, report=self._report())
-        self.call(HEARTBEAT_PATH, beat, HeartbeatReply)
+        reply = self._say(self._report())
         self.last_heard_s = time.monotonic()
+        if reply.now_ms:
+            self._cluster_offset_ms = reply.now_ms - int(self.last_heard_s * 1000)
+
+    def _say(self, report: InstanceReport) -> HeartbeatReply:
+        """Segments are said when they changed: there may be many, and mostly nothing happens to them."""
+        kept = bool(report.segments) and report.segments == self._said
+        said = msgspec.structs.replace(report, segments=()) if kept else report
+        self._said = None
+        reply = self._send_beat(said, segments_kept=kept)
+        if reply.say_all:
+            reply = self._send_beat(report, segments_kept=False)
+        self._said = report.segments
+        return reply
+
+    def _send_beat(self, report: InstanceReport, *, segments_kept: bool) -> HeartbeatReply:
+        self._beats += 1
+        beat = Heartbeat(
+            instance=self._record, nonce=self.nonce, report=report, segments_kept=segments_kept, number=self._beats
+        )
+        return self.call(HEARTBEAT_PATH, beat, HeartbeatReply)
 
     def _watch_forever(self) -> None:
         backoff = Backoff(first_ms=100, max_ms=2_000)
@@ -214,20 +259,38 @@ class Member:
                     log_failure(_log, "view poll failed, the last view stays in force", error)
                 failing = True
                 self._stopping.wait(backoff.next_ms() / 1000)
+            except Exception:
+                _log.exception("a view could not be taken in, the whole one is asked for")
+                self._resync = True
+                self._stopping.wait(backoff.next_ms() / 1000)
 
     def _watch_once(self) -> None:
-        known = self.view
+        known = None if self._resync else self.view
+        self._resync = False
         since = f"since={known.version}&nonce={known.controller_nonce}" if known else "since=-1&nonce="
-        path = f"{VIEW_PATH}?{since}&timeoutMs={VIEW_POLL_MS}"
+        path = f"{VIEW_PATH}?{since}&timeoutMs={VIEW_POLL_MS}&deltas=true"
         response = self._request("GET", path, None, VIEW_POLL_MS + INTERNAL_REQUEST_TIMEOUT_MS)
         if response.status_code == 304:
             return
-        view = decode(response.content, ClusterView)
+        if response.headers.get(VIEW_HEADER) == DELTAS:
+            view = self._changed(known, decode(response.content, tuple[ViewDelta, ...]))
+        else:
+            view = decode(response.content, ClusterView)
         with self._seen:
             self.view = view
             self._seen.notify_all()
         for callback in tuple(self._callbacks):
             self._run_callback(callback, view)
+
+    def _changed(self, known: ClusterView | None, deltas: tuple[ViewDelta, ...]) -> ClusterView:
+        """Raises Conflict for changes of another view; then the whole view is asked for."""
+        if known is None:
+            raise Conflict("changes without a view to change")
+        try:
+            return functools.reduce(apply, deltas, known)
+        except Conflict:
+            self._resync = True
+            raise
 
     def _run_callback(self, callback: Callable[[ClusterView], None], view: ClusterView) -> None:
         try:

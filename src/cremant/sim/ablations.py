@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each safeguard of the epoch protocol taken away, and the seeds that notice.
+"""Each safeguard taken away, in both worlds, and the seeds that notice.
 
-    python -m cremant.sim.ablations [SEEDS]
+    python -m cremant.sim.ablations [SEEDS [WORLD]]
 
 runs every ablation over that many seeds, writes the table into `docs/simulation.md` and the catching seeds into
 `tests/sim/ablations.json`, which the tests replay. A simulator that cannot see a missing safeguard proves nothing.
@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import msgspec
 
 from cremant.epoch import close, start
 from cremant.epoch.safeguards import Safeguards
+from cremant.sim.ablation import Ablation, Without, search, table
+from cremant.sim.completion import ablations as completion
+from cremant.sim.completion.scenarios import scenario_table
+from cremant.sim.engine import Outcome
 from cremant.sim.run import simulate
 
 REPOSITORY = Path(__file__).parents[3]
@@ -25,18 +28,6 @@ DOCUMENT = REPOSITORY / "docs" / "simulation.md"
 CAUGHT = REPOSITORY / "tests" / "sim" / "ablations.json"
 #: Catching seeds that are kept per ablation.
 KEPT = 3
-
-
-class Ablation(msgspec.Struct, frozen=True):
-    """`off`: fields of Safeguards. `behind`: what catches it alone, if no seed does (a second line of defence)."""
-
-    name: str
-    off: tuple[str, ...]
-    behind: str = ""
-
-    @property
-    def safeguards(self) -> Safeguards:
-        return Safeguards(**dict.fromkeys(self.off, False))
 
 
 ABLATIONS = (
@@ -58,31 +49,23 @@ ABLATIONS = (
 )
 
 
-class Caught(msgspec.Struct, frozen=True):
-    ablation: Ablation
-    seeds: tuple[int, ...]
-    rules: dict[str, int]
+def simulate_without(seed: int, off: tuple[str, ...]) -> Outcome:
+    return simulate(seed, Safeguards(**dict.fromkeys(off, False)))
 
 
-def search(ablation: Ablation, seeds: int) -> Caught:
-    """Which of the seeds notice, and by which rule."""
-    caught = []
-    rules: Counter[str] = Counter()
-    for seed in range(seeds):
-        outcome = simulate(seed, ablation.safeguards)
-        if outcome.failed:
-            caught.append(seed)
-            rules[outcome.rule] += 1
-    return Caught(ablation, tuple(caught), dict(rules.most_common()))
+class World(msgspec.Struct, frozen=True):
+    """`section`: of the document."""
+
+    name: str
+    section: str
+    ablations: tuple[Ablation, ...]
+    simulate_without: Without
 
 
-def table(found: list[Caught], seeds: int) -> str:
-    lines = [f"| taken away | first seed that notices | of {seeds} seeds | by |", "|---|---|---|---|"]
-    for caught in found:
-        first = str(caught.seeds[0]) if caught.seeds else f"none: {caught.ablation.behind}"
-        rules = ", ".join(f"{rule} {count}" for rule, count in caught.rules.items())
-        lines.append(f"| {caught.ablation.name} | {first} | {len(caught.seeds)} | {rules} |")
-    return "\n".join(lines)
+WORLDS = (
+    World("epochs", "ablations", ABLATIONS, simulate_without),
+    World("completion", "ablations of completion", completion.ABLATIONS, completion.simulate_without),
+)
 
 
 def replaced(text: str, section: str, content: str) -> str:
@@ -92,23 +75,29 @@ def replaced(text: str, section: str, content: str) -> str:
     return head + begin + content + end + rest.split(end, 1)[1]
 
 
-def tables_of_machines(text: str) -> str:
+def tables_of_code(text: str) -> str:
+    text = replaced(text, "scenarios", scenario_table())
     text = replaced(text, "transitions of start", start.transition_table())
     return replaced(text, "transitions of close", close.transition_table())
 
 
-def main(seeds: int) -> None:
-    found = []
-    for ablation in ABLATIONS:
-        caught = search(ablation, seeds)
-        sys.stdout.write(f"{ablation.name}: {len(caught.seeds)} of {seeds}, {caught.rules}\n")
-        sys.stdout.flush()
-        found.append(caught)
-    text = replaced(DOCUMENT.read_text(encoding="utf-8"), "ablations", table(found, seeds))
-    DOCUMENT.write_text(tables_of_machines(text), encoding="utf-8")
-    kept = {caught.ablation.name: list(caught.seeds[:KEPT]) for caught in found}
+def main(seeds: int, names: list[str]) -> None:
+    kept = json.loads(CAUGHT.read_text())
+    for world in WORLDS:
+        if names and world.name not in names:
+            continue
+        found = []
+        for ablation in world.ablations:
+            caught = search(ablation, world.simulate_without, seeds)
+            sys.stdout.write(f"{ablation.name}: {len(caught.seeds)} of {seeds}, {caught.rules}\n")
+            sys.stdout.flush()
+            found.append(caught)
+        kept[world.name] = {caught.ablation.name: list(caught.seeds[:KEPT]) for caught in found}
+        text = replaced(DOCUMENT.read_text(encoding="utf-8"), world.section, table(found, seeds))
+        DOCUMENT.write_text(text, encoding="utf-8")
+    DOCUMENT.write_text(tables_of_code(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
     CAUGHT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 200, sys.argv[2:])

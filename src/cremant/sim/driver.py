@@ -50,9 +50,9 @@ from cremant.epoch.start import Effect as StartEffect
 from cremant.epoch.start import Event as StartEvent
 from cremant.log.api import OffsetExpired
 from cremant.model.offsets import OffsetRange
-from cremant.sim.observers import Violation
+from cremant.sim.engine import Actor, Violation
 from cremant.sim.stream import rows
-from cremant.sim.world import Actor, Checkpoint, World
+from cremant.sim.world import Checkpoint, World
 
 Attempt = Generator[None, None, list[BlockAck]]
 #: A task that fails this often fails its batch.

@@ -16,6 +16,7 @@ from cremant.epoch.protocol import RunPlan
 from cremant.epoch.reader import CaughtUp, EpochClosed, GapTaken, TakeRows
 from cremant.epoch.records import EpochMark, Fence, Gap, Record, RowBlock
 from cremant.model.offsets import Position
+from cremant.sim.engine import Violation
 from cremant.sim.stream import rows
 
 if TYPE_CHECKING:
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 
 #: Config "version" of an offset that a Gap took.
 GAP = 0
-
-
-class Violation(Exception):
-    """Invariant `rule` does not hold."""
-
-    def __init__(self, rule: str, message: str) -> None:
-        super().__init__(f"{rule}: {message}")
-        self.rule = rule
 
 
 class Interval(msgspec.Struct):

@@ -18,10 +18,10 @@ from cremant.epoch.reader import (
 )
 from cremant.log.api import OffsetExpired
 from cremant.model.offsets import Position
-from cremant.sim.observers import Violation
+from cremant.sim.engine import Actor, Violation
 
 if TYPE_CHECKING:
-    from cremant.sim.world import Actor, World
+    from cremant.sim.world import World
 
 
 class Replica:

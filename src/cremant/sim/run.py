@@ -10,52 +10,18 @@
 
 from __future__ import annotations
 
-import sys
-import time
-
-import msgspec
-
 from cremant.epoch.close import CloseState
 from cremant.epoch.safeguards import ALL, Safeguards
 from cremant.model.errors import InvariantViolation
 from cremant.sim.driver import Driver
-from cremant.sim.observers import Violation
+from cremant.sim.engine import Actor, Outcome, Violation
 from cremant.sim.options import Options, draw
 from cremant.sim.replica import Replica
-from cremant.sim.world import TOPIC, Actor, World
+from cremant.sim.world import TOPIC, World
 
+WORLD = "epochs"
 #: Steps that a healed world may take until everything is shown: three times what the largest of 500 needed.
 HEAL_STEPS_MAX = 10_000
-
-
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """`rule`: the invariant that did not hold, "" if all did."""
-
-    seed: int
-    options: Options
-    steps: int
-    checks: int
-    epochs: int
-    generations: int
-    transitions: frozenset[tuple[str, str, str]] = frozenset()
-    rule: str = ""
-    message: str = ""
-    trace: tuple[str, ...] = ()
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.rule)
-
-    def story(self) -> str:
-        return "\n".join(
-            [
-                f"seed {self.seed} violates {self.rule}: {self.message}",
-                f"options: {self.options}",
-                f"the last {len(self.trace)} lines of {self.steps} steps:",
-                *self.trace,
-                f"replay: cremant sim --seed {self.seed}",
-            ]
-        )
 
 
 class Supervisor:
@@ -157,18 +123,7 @@ def simulate(seed: int, safeguards: Safeguards = ALL, options: Options | None = 
         _heal(world, supervisor, replicas)
     except (Violation, InvariantViolation) as violation:
         rule, message = violation.rule, str(violation)
-    return Outcome(
-        seed=seed,
-        options=options,
-        steps=world.steps,
-        checks=world.observers.checks,
-        epochs=len(world.observers.committed),
-        generations=world.generation,
-        transitions=frozenset(world.transitions),
-        rule=rule,
-        message=message,
-        trace=tuple(world.trace) if rule else (),
-    )
+    return Outcome.of(WORLD, world, options, world.observers.checks, rule, message)
 
 
 def _heal(world: World, supervisor: Supervisor, replicas: list[Replica]) -> None:
@@ -195,21 +150,3 @@ def _settled(world: World, supervisor: Supervisor, replicas: list[Replica]) -> b
     return all(
         oracle.epoch == committed[-1].epoch for oracle in world.observers.oracles[: committed[-1].partition_count]
     ) if committed else True  # fmt: skip
-
-
-def main(first: int, count: int, safeguards: Safeguards = ALL) -> int:
-    """Runs seeds, prints what failed and a summary; the exit code of the command line."""
-    begun = time.monotonic()
-    steps = failures = 0
-    for seed in range(first, first + count):
-        outcome = simulate(seed, safeguards)
-        steps += outcome.steps
-        if outcome.failed:
-            failures += 1
-            sys.stdout.write(outcome.story() + "\n\n")
-    took_s = time.monotonic() - begun
-    sys.stdout.write(
-        f"{count} seeds, {steps} steps, {failures} violations in {took_s:.1f} s: {count / took_s:.1f} seeds/s, "
-        f"{steps / took_s:.0f} steps/s\n"
-    )
-    return 1 if failures else 0

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulated world: one heap of virtual time, one log, one stream, the records that outlive processes.
+"""The world of epochs: one log, one stream, the records that outlive processes.
 
-Actors are generators: they yield how many ms pass before their next step, and between two yields nothing else happens.
-So every yield is a place where the world may interleave, crash or pause them. Real in here: the start and the close
-machine, the partition reader, the bytes of every record, the memory log. Simulated: Spark, processes, time.
+Real in here: the start and the close machine, the partition reader, the bytes of every record, the memory log.
+Simulated: Spark, processes, time.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
-from collections.abc import Iterator
 from random import Random
 
 import msgspec
@@ -24,15 +21,13 @@ from cremant.epoch.scan import PartitionScan
 from cremant.log.api import OffsetExpired
 from cremant.log.memory import MemoryLog
 from cremant.model.offsets import Position
-from cremant.sim.observers import Observers, Violation
+from cremant.sim.engine import Engine, Violation
+from cremant.sim.observers import Observers
 from cremant.sim.options import Options
 from cremant.sim.stream import StreamPartition
 
-Actor = Iterator[int]
 TOPIC = "epochs.sim"
 INCARNATION = "51b0000000000001"
-#: Lines of history that a failure shows.
-TRACE_LINES = 120
 
 
 class Checkpoint(msgspec.Struct):
@@ -45,29 +40,15 @@ class Checkpoint(msgspec.Struct):
         return Checkpoint(dict(self.plans), set(self.commits))
 
 
-class World:
-    """`faults`: on in the safety phase, off while healing."""
-
+class World(Engine):
     def __init__(self, seed: int, options: Options, safeguards: Safeguards) -> None:
-        self.seed = seed
+        super().__init__(seed)
         self.options = options
         self.safeguards = safeguards
-        self.faults = True
-        self.now_ms = 0
-        self.steps = 0
-        self.trace: deque[str] = deque(maxlen=TRACE_LINES)
-        #: One stream of dice per concern, so that a new draw in one leaves the others as they were.
-        self.schedule = Random(f"{seed}/schedule")
-        self.trouble = Random(f"{seed}/trouble")
-        self.workload = Random(f"{seed}/workload")
         self.copies = Random(f"{seed}/copies")
-        self._heap: list[tuple[int, int, Actor]] = []
-        self._sequence = 0
         self.log = MemoryLog(lambda: self.now_ms)
         self.stream: list[StreamPartition] = []
         self.observers = Observers(self)
-        #: Rows of the machines' transition tables that were taken: (machine, state, event).
-        self.transitions: set[tuple[str, str, str]] = set()
         #: Read, decoded: the bytes of a record are decoded once, whoever reads it.
         self._records: dict[tuple[int, int], Record] = {}
         #: Read, not decoded yet.
@@ -85,26 +66,6 @@ class World:
         self._old_checkpoints: deque[tuple[str, Checkpoint]] = deque(maxlen=12)
         for _ in range(options.partitions):
             self.add_partition()
-
-    # --- time ---
-
-    def spawn(self, actor: Actor, delay_ms: int = 0) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (self.now_ms + delay_ms, self._sequence, actor))
-
-    def step(self) -> None:
-        """One step of the actor that is next."""
-        self.now_ms, _, actor = heapq.heappop(self._heap)
-        self.steps += 1
-        delay_ms = next(actor, None)
-        if delay_ms is not None:
-            self.spawn(actor, delay_ms)
-
-    def note(self, line: str) -> None:
-        self.trace.append(f"{self.now_ms:6d} ms  {line}")
-
-    def chance(self, probability: float) -> bool:
-        return self.faults and probability > 0 and self.trouble.random() < probability
 
     # --- stream and log ---
 

@@ -12,18 +12,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from cremant.model.errors import QueryError
+from cremant.model.limits import QUERY_SQL_CHARS_MAX
 from cremant.model.names import INGESTION_TIME, IS_NULL_PREFIX, OFFSET, PARTITION
 from cremant.model.query_codes import QueryCode
 from cremant.model.schema import DataType, Schema
 from cremant.sql import predicates, times
 from cremant.sql.aggregates import REFUSED, aggregate_names
-from cremant.sql.bound import Bound, as_type, bind_literal, common_type, invalid, quoted
-from cremant.sql.ir import Call, Column, Expr, Literal, Star, fold_literals
+from cremant.sql.bound import Bound, as_type, bind_literal, common_type, invalid, literal_type, quoted
+from cremant.sql.ir import Call, Column, Expr, Literal, Ordinal, Star, fold_literals
 from cremant.sql.normalize import balanced
 from cremant.sql.scalars import bind_scalar, placeholder, scalar_names
 
 #: Columns that every table has beside its own; hidden from `*`.
+#: `$partitionId` is Pinot's: a multi-value STRING.
+PARTITION_ID = "$partitionId"
 VIRTUAL_COLUMNS: dict[str, DataType] = {
+    PARTITION_ID: DataType.STRING,
     "$segmentName": DataType.STRING,
     "$hostName": DataType.STRING,
     "$docId": DataType.INT,
@@ -33,8 +37,8 @@ VIRTUAL_COLUMNS: dict[str, DataType] = {
 }
 
 _PREDICATES = frozenset(
-    {*predicates.SIGNS, "and", "or", "not", "in", "not_in", "between", "not_between", "like", "not_like",
-     "regexplike", "is_null", "is_not_null", "is_true", "is_not_true", "is_false", "is_not_false"}
+    {*predicates.SIGNS, "and", "or", "not", "in", "not_in", "between", "like", "regexplike", "is_null", "is_not_null",
+     "is_true", "is_not_true", "is_false", "is_not_false", "isdistinctfrom", "isnotdistinctfrom"}
 )  # fmt: skip
 
 
@@ -56,6 +60,8 @@ class Scope:
     def __init__(self, table: TableInfo | None, *, null_handling: bool) -> None:
         self._table = table
         self.null_handling = null_handling
+        #: Option autoRewriteAggregationType.
+        self.typed_aggregates = False
         self._cells_may_be_null = null_handling and table is not None and table.stores_nulls
         self.used: dict[str, None] = {}
         fields = table.schema.fields if table is not None else ()
@@ -78,6 +84,9 @@ class Scope:
 
     def column(self, name: str) -> Bound:
         name = self.resolve(name)
+        if name == PARTITION_ID:
+            self.used[PARTITION] = None
+            return Bound(f"make_array(CAST({quoted(PARTITION)} AS VARCHAR))", DataType.STRING, multi=True)
         self.used[name] = None
         spec = self._fields.get(name)
         if spec is None:
@@ -99,7 +108,7 @@ class Scope:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name.lower(), [candidate.lower() for candidate in known], n=1)
+    close = difflib.get_close_matches(name.lower(), [candidate.lower() for candidate in known], n=1, cutoff=0.7)
     spelled = next((candidate for candidate in known if close and candidate.lower() == close[0]), None)
     return f"did you mean '{spelled}'?" if spelled else ""
 
@@ -126,17 +135,24 @@ class Binder:
                 return self._scope.column(name)
             case Literal():
                 return bind_literal(expr)
-            case Star():
+            case Star() | Ordinal():
                 raise QueryError(QueryCode.SQL_PARSING, "SQLParsingError: '*' is only allowed in SELECT and COUNT(*)")
             case Call("case", args):
                 return self._case(args)
             case Call(name, args) if name in _PREDICATES:
-                return Bound(f"({self._predicate(name, args)})", DataType.BOOLEAN)
+                return _checked(Bound(f"({self._predicate(name, args)})", DataType.BOOLEAN))
+            case Call("textmatch", _):
+                raise invalid(
+                    "TEXT_MATCH is not supported: there is no text index", hint="REGEXP_LIKE or LIKE search texts"
+                )
             case Call(name, args):
-                bound = bind_scalar(name, [self.expr(arg) for arg in args])
-                if bound is None:
+                if name not in scalar_names():  # before its arguments, which may be wrong as well
                     raise unknown_function(name)
-                return bound
+                bound = bind_scalar(
+                    name, [self.expr(arg) for arg in args], null_handling=self._scope.null_handling
+                )  # fmt: skip
+                assert bound is not None
+                return _checked(bound)
 
     def predicate(self, expr: Expr) -> str:
         """SQL of a condition. Raises QueryError 700 if it is none."""
@@ -154,26 +170,41 @@ class Binder:
             case "and" | "or":
                 return balanced([self.predicate(arg) for arg in args], name.upper())
             case "not":
-                return f"NOT ({self.predicate(args[0])})"
+                return self._not(args)
             case "is_null" | "is_not_null":
                 return self._null_test(args[0], negated=name == "is_not_null")
             case "is_true" | "is_not_true" | "is_false" | "is_not_false":
                 return f"({self.predicate(args[0])}) {name.replace('_', ' ').upper()}"
             case "in" | "not_in":
-                values = [self.expr(arg) for arg in args[1:]]
+                if len(args) < 2:
+                    raise invalid("IN takes at least one value")
+                values = [_bare(arg) if isinstance(arg, Literal) else self.expr(arg) for arg in args[1:]]
                 return predicates.is_in(self.expr(args[0]), values, negated=name == "not_in")
-        bound = [self.expr(arg) for arg in args]
+        return self._test(name, [self.expr(arg) for arg in args], negated=False)
+
+    def _test(self, name: str, bound: list[Bound], *, negated: bool) -> str:
         match name, len(bound):
-            case ("between" | "not_between", 3):
-                return predicates.between(bound[0], bound[1], bound[2], negated=name == "not_between")
-            case ("like" | "not_like", 2):
-                return predicates.like(bound[0], bound[1], negated=name == "not_like")
+            case ("between", 3):
+                return predicates.between(bound[0], bound[1], bound[2], negated=negated)
+            case ("like", 2 | 3):
+                escape = _literal_text(bound[2]) if len(bound) == 3 else "\\"
+                return predicates.like(bound[0], bound[1], negated=negated, escape=escape)
             case ("regexplike", 2 | 3):
-                flags = str(bound[2].literal.value) if len(bound) == 3 and bound[2].literal else ""
+                flags = _literal_text(bound[2]) if len(bound) == 3 else ""
                 return predicates.regexp_like(bound[0], bound[1], flags)
-            case (_, 2):
+            case ("isdistinctfrom" | "isnotdistinctfrom", 2):
+                return predicates.is_distinct(bound[0], bound[1], negated=name == "isnotdistinctfrom")
+            case (_, 2) if name in predicates.SIGNS:
                 return predicates.compare(predicates.SIGNS[name], bound[0], bound[1])
         raise invalid(f"{name} does not take {len(bound)} arguments")
+
+    def _not(self, args: tuple[Expr, ...]) -> str:
+        if len(args) != 1:
+            raise invalid(f"NOT takes 1 argument, found {len(args)}")
+        match args[0]:
+            case Call("between" | "like" as name, inner) if self._leaves is None or args[0] not in self._leaves:
+                return self._test(name, [self.expr(arg) for arg in inner], negated=True)
+        return f"NOT ({self.predicate(args[0])})"
 
     def _null_test(self, arg: Expr, *, negated: bool) -> str:
         known = self._leaves is not None and arg in self._leaves
@@ -198,6 +229,24 @@ class Binder:
         if value.type is None:
             return "NULL" if self._scope.null_handling else as_type(placeholder(kind), kind)
         return as_type(value, kind)
+
+
+def _checked(bound: Bound) -> Bound:
+    """Raises QueryError 700 for SQL that has grown out of all proportion."""
+    if len(bound.sql) > QUERY_SQL_CHARS_MAX:
+        raise invalid("the query is too complex", hint="use fewer functions inside each other")
+    return bound
+
+
+def _bare(literal: Literal) -> Bound:
+    """A literal of a list: its SQL depends on the type it will take."""
+    return Bound("", literal_type(literal), literal=literal)
+
+
+def _literal_text(bound: Bound) -> str:
+    if bound.literal is None or not isinstance(bound.literal.value, str):
+        raise invalid("the last argument must be a string literal")
+    return bound.literal.value
 
 
 def unknown_function(name: str) -> QueryError:

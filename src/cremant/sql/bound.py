@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 
+from cremant.model.decimals import stored_decimal
 from cremant.model.errors import QueryError
 from cremant.model.query_codes import QueryCode
 from cremant.model.schema import DataType
@@ -34,7 +35,7 @@ SQL_TYPES: dict[DataType, str] = {
     DataType.LONG: "BIGINT",
     DataType.FLOAT: "REAL",
     DataType.DOUBLE: "DOUBLE",
-    DataType.BIG_DECIMAL: "DECIMAL(38, 18)",
+    DataType.BIG_DECIMAL: "VARCHAR",
     DataType.BOOLEAN: "BOOLEAN",
     DataType.TIMESTAMP: "BIGINT",
     DataType.STRING: "VARCHAR",
@@ -93,7 +94,7 @@ def bind_literal(literal: Literal) -> Bound:
     return Bound(stored_sql(coerce(literal, kind), kind), kind, literal=literal)
 
 
-Stored = int | float | str | bool | Decimal | bytes
+Stored = int | float | str | bool | bytes
 
 
 def coerce(literal: Literal, kind: DataType) -> Stored:
@@ -119,11 +120,28 @@ def coerce(literal: Literal, kind: DataType) -> Stored:
             case DataType.DOUBLE:
                 return float(value)
             case DataType.BIG_DECIMAL:
-                return Decimal(str(value))
+                return stored_decimal(literal.exact if literal.exact is not None else Decimal(str(value)))
             case DataType.BYTES:
                 return bytes.fromhex(value if isinstance(value, str) else literal.text)
     except (ValueError, InvalidOperation, OverflowError) as error:
         raise invalid(f"Cannot convert value: '{literal.text}' to type: {kind}") from error
+
+
+def exact(literal: Literal, kind: DataType) -> Stored:
+    """As `coerce`, but always a value of the type: towards zero. Raises QueryError 700 for what does not fit."""
+    value = coerce(literal, kind)
+    if kind not in INTEGERS or not isinstance(value, int | float):
+        return value
+    low, high = integer_range(kind)
+    if not low <= value <= high:
+        raise invalid(f"{literal.text} is not a value of type {kind}")
+    return int(value)
+
+
+def integer_range(kind: DataType) -> tuple[int, int]:
+    """The least and the greatest value of an integer type."""
+    bits = 31 if kind is DataType.INT else 63
+    return -(2**bits), 2**bits - 1
 
 
 def _boolean(value: object) -> bool:
@@ -150,7 +168,7 @@ def _number(value: int | float | str | Decimal) -> int | float:
     number = float(value)
     if math.isnan(number):
         raise ValueError(value)
-    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+    return int(number) if number.is_integer() else number
 
 
 _DATE_TIME = re.compile(
@@ -192,8 +210,6 @@ def stored_sql(value: Stored, kind: DataType) -> str:
             return f"X'{value.hex()}'"
         case str():
             return text_sql(value)
-        case Decimal():
-            return f"CAST('{value}' AS DECIMAL(38, 18))"
         case int() if kind in FLOATS:
             return stored_sql(float(value), kind)
         case int():
@@ -209,13 +225,32 @@ def stored_sql(value: Stored, kind: DataType) -> str:
 def as_type(bound: Bound, kind: DataType) -> str:
     """SQL of `bound` cast to `kind`; literals take the type directly."""
     if bound.literal is not None and bound.type is not None:
-        value = coerce(bound.literal, kind)
-        if isinstance(value, float) and kind in INTEGERS:
-            value = int(value)
-        return stored_sql(value, kind)
+        return stored_sql(exact(bound.literal, kind), kind)
     if bound.type is kind:
         return bound.sql
+    if kind is DataType.BIG_DECIMAL:
+        return decimal_sql(bound)
     return f"CAST({bound.sql} AS {SQL_TYPES[kind]})"
+
+
+def decimal_sql(bound: Bound) -> str:
+    """A number as BIG_DECIMAL: the digits that one sees, as java.math.BigDecimal.valueOf takes them."""
+    match bound.type:
+        case DataType.DOUBLE:
+            return f"fn_parse_decimal(fn_double_text({bound.sql}))"
+        case DataType.FLOAT:
+            return f"fn_parse_decimal(fn_float_text({bound.sql}))"
+        case DataType.BOOLEAN:
+            return f"CAST(CAST({bound.sql} AS INT) AS VARCHAR)"
+        case DataType.STRING | DataType.JSON:
+            return f"fn_parse_decimal({bound.sql})"
+        case _:
+            return f"CAST({bound.sql} AS VARCHAR)"
+
+
+def sort_sql(bound: Bound) -> str:
+    """SQL whose order is the order of the values."""
+    return f"fn_decimal_key({bound.sql})" if bound.type is DataType.BIG_DECIMAL else bound.sql
 
 
 def as_double(bound: Bound) -> str:

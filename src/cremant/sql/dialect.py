@@ -11,9 +11,9 @@ OPTION over the request's `queryOptions` string. Keys that nobody knows are kept
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
@@ -23,13 +23,23 @@ from sqlglot.tokenizer_core import Token, TokenType
 from sqlglot.tokens import Tokenizer
 
 from cremant.model.errors import QueryError
-from cremant.model.limits import QUERY_TEXT_CHARS_MAX
+from cremant.model.limits import QUERY_TEXT_CHARS_MAX, QUERY_WORDS_MAX
 from cremant.model.query_codes import QueryCode
 
 
 class PinotTokenizer(Tokenizer):
     QUOTES: ClassVar[list[Any]] = ["'"]
     IDENTIFIERS: ClassVar[list[Any]] = ['"', "`"]
+    #: `div` is a function.
+    KEYWORDS: ClassVar[dict[str, Any]] = {word: kind for word, kind in Tokenizer.KEYWORDS.items() if word != "DIV"}
+    #: No word swallows the rest of the text.
+    COMMANDS: ClassVar[set[Any]] = set()
+
+
+class LiteralList(exp.Expression):
+    """The values of a long IN: `values` is a tuple of (text, is_string), far cheaper than one node each."""
+
+    arg_types: ClassVar[dict[str, bool]] = {"values": True}
 
 
 class PinotParser(Parser):
@@ -40,7 +50,44 @@ class PinotParser(Parser):
     FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
         "CAST": lambda self: _parse_cast(self),
         "EXTRACT": lambda self: _parse_extract(self),
+        "TRIM": lambda self: _parse_trim(self),
     }
+
+    def _parse_in(self, this: Any, alias: bool = False) -> Any:
+        found = _literal_list(self._tokens, self._index) if self._curr is not None else None
+        if found is None:
+            return super()._parse_in(this, alias=alias)
+        values, length = found
+        self._advance(length)
+        return exp.In(this=this, expressions=[LiteralList(values=values)])
+
+
+def _literal_list(tokens: Sequence[Token], at: int) -> tuple[tuple[tuple[str, bool], ...], int] | None:
+    """The values of `( literal, literal, ... )` at a token, and how many tokens that is; None if it is not one."""
+    if at >= len(tokens) or tokens[at].token_type != TokenType.L_PAREN:
+        return None
+    values: list[tuple[str, bool]] = []
+    place = at + 1
+    while place + 1 < len(tokens):
+        token, sign = tokens[place], ""
+        if token.token_type == TokenType.DASH:
+            place += 1
+            token, sign = tokens[place], "-"
+        if token.token_type == TokenType.NUMBER:
+            values.append((sign + token.text, False))
+        elif token.token_type == TokenType.STRING and not sign:
+            values.append((token.text, True))
+        else:
+            return None
+        place += 1
+        if place >= len(tokens):
+            return None
+        if tokens[place].token_type == TokenType.R_PAREN:
+            return tuple(values), place + 1 - at
+        if tokens[place].token_type != TokenType.COMMA:
+            return None
+        place += 1
+    return None
 
 
 class Pinot(Dialect):
@@ -71,19 +118,50 @@ def _parse_extract(parser: Any) -> exp.Expression:
     return exp.Anonymous(this="extract", expressions=[exp.Literal.string(unit.upper()), value])
 
 
+def _parse_trim(parser: Any) -> exp.Expression:
+    """TRIM([BOTH|LEADING|TRAILING] [characters FROM] x) -> trim('BOTH', ' ', x): Calcite's name for all of them."""
+    side, characters = "BOTH", exp.Literal.string(" ")
+    if parser._curr and not _is_text(parser._curr) and parser._curr.text.upper() in ("BOTH", "LEADING", "TRAILING"):
+        side = parser._curr.text.upper()
+        parser._advance()
+    value = None if parser._match(TokenType.FROM) else parser._parse_disjunction()
+    if value is None or parser._match(TokenType.FROM):
+        characters = value if value is not None else characters
+        value = parser._parse_disjunction()
+    return exp.Anonymous(this="trim", expressions=[exp.Literal.string(side), characters, value])
+
+
+def _is_text(token: Token) -> bool:
+    return bool(token.token_type == TokenType.STRING)
+
+
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One query of a text. `tree` is sqlglot's; `options` are those of the text, keys as written."""
+    """One query of a text. `tree` is sqlglot's; `options` are those of the text, keys as written. `explain`: the text
+    began with EXPLAIN PLAN FOR."""
 
     tree: Any
     options: dict[str, str]
+    explain: bool = False
 
 
 _dialect = Pinot()
+R = TypeVar("R")
+_LIST_TOKENS = frozenset({TokenType.NUMBER, TokenType.STRING, TokenType.COMMA, TokenType.DASH})
 
 
 def parse(text: str) -> Statement:
     """Raises QueryError 150 that says where and what."""
+    return _read(text, _parse)
+
+
+def parse_condition(text: str) -> Any:
+    """The tree of a text that is one condition and nothing else. Raises QueryError 150 that says where and what."""
+    return _read(text, _parse_condition)
+
+
+def _read(text: str, parse_text: Callable[[str], R]) -> R:
+    check_characters(text, "the query")
     if len(text) > QUERY_TEXT_CHARS_MAX:
         raise QueryError(
             QueryCode.SQL_PARSING,
@@ -91,11 +169,26 @@ def parse(text: str) -> Statement:
             hint="shorten its lists",
         )
     try:
-        return _parse(text)
+        return parse_text(text)
     except (ParseError, TokenError) as error:
-        raise parsing_error(text, _explain(error)) from error
+        raise parsing_error(text, _explain(text, error)) from error
     except RecursionError as error:
         raise parsing_error(text, "the expressions are nested too deeply", hint="use fewer parentheses") from error
+
+
+def check_characters(text: str, what: str) -> None:
+    """Raises QueryError 150 for half of a surrogate pair: JSON can spell it, no table, engine or answer can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        shown, at = text.encode(errors="replace").decode(), error.start
+        line, column = shown.count("\n", 0, at) + 1, at - shown.rfind("\n", 0, at)
+        raise QueryError(
+            QueryCode.SQL_PARSING,
+            f"SQLParsingError: {what} has half of a surrogate pair, \\u{ord(text[at]):04x}, at line {line}, "
+            f"column {column}{caret(shown, line, column)}\n",
+            hint="send the character itself, or both halves of it",
+        ) from error
 
 
 def parsing_error(text: str, what: str, *, hint: str = "") -> QueryError:
@@ -104,21 +197,64 @@ def parsing_error(text: str, what: str, *, hint: str = "") -> QueryError:
     return QueryError(QueryCode.SQL_PARSING, message, hint=hint)
 
 
-def _explain(error: ParseError | TokenError) -> str:
+def _explain(text: str, error: ParseError | TokenError) -> str:
     if isinstance(error, ParseError) and error.errors:
         first = error.errors[0]
         near = f" near {first['highlight']!r}" if first.get("highlight") else ""
         what = first["description"]
         if what.startswith("Required keyword"):
             what = "Something is missing"
-        return f"{what.split(' but got <Token')[0]}{near} at line {first['line']}, column {first['col']}"
+        line, column = int(first["line"] or 1), int(first["col"] or 1)
+        what = f"{what.split(' but got <Token')[0]}{near} at line {line}, column {column}"
+        return what + caret(text, line, max(1, column - len(first.get("highlight") or " ") + 1))
+    opened = _unclosed(text)
+    if opened is not None:
+        what, at = opened
+        line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+        return f"{what} opened at line {line}, column {column} is not closed{caret(text, line, column)}"
     return str(error).split("\n")[0]
+
+
+def caret(text: str, line: int, column: int) -> str:
+    """The line of a text with a mark below a column (from 1), as two more lines of a message."""
+    lines = text.split("\n")
+    if not 1 <= line <= len(lines):
+        return ""
+    shown, start = lines[line - 1].rstrip("\r"), max(0, column - _CARET_BEFORE)
+    part = shown[start : start + _CARET_WIDTH].replace("\t", " ")
+    return f"\n  {part}\n  {' ' * (column - 1 - start)}^"
+
+
+#: How much of a long line is shown, and how much of it before the mark.
+_CARET_WIDTH, _CARET_BEFORE = 120, 80
+
+
+def _unclosed(text: str) -> tuple[str, int] | None:
+    """What kind of quote or comment is still open at the end, and where it begins."""
+    at = 0
+    while at < len(text):
+        if text[at] in "'\"`":
+            end = text.find(text[at], at + 1)
+            if end < 0:
+                return f"the quote {text[at]}", at
+            at = end
+        elif text.startswith("--", at):
+            at = text.find("\n", at)
+            if at < 0:
+                return None
+        elif text.startswith("/*", at):
+            end = text.find("*/", at + 2)
+            if end < 0:
+                return "the comment /*", at
+            at = end + 1
+        at += 1
+    return None
 
 
 def _parse(text: str) -> Statement:
     set_options: dict[str, str] = {}
     queries: list[list[Token]] = []
-    for tokens in _statements(_dialect.tokenize(text)):
+    for tokens in _statements(tokens_of(text)):
         if tokens[0].text.upper() == "SET":
             key, value = _set_option(text, tokens)
             set_options[key] = value
@@ -129,6 +265,7 @@ def _parse(text: str) -> Statement:
     if len(queries) > 1:
         raise parsing_error(text, "only one query per request", hint="send the queries one by one")
     tokens, options = _without_option_clause(text, queries[0])
+    tokens, explain = _without_explain(tokens)
     if not tokens or tokens[0].token_type not in (TokenType.SELECT, TokenType.L_PAREN, TokenType.WITH):
         first = tokens[0].text.split()[0].upper() if tokens and tokens[0].text.split() else ""
         what = "Non-query expression encountered in illegal context"
@@ -136,7 +273,34 @@ def _parse(text: str) -> Statement:
     trees = _dialect.parser().parse(tokens, text)
     if len(trees) != 1 or trees[0] is None:
         raise parsing_error(text, "not a query")
-    return Statement(trees[0], {**options, **set_options})
+    return Statement(trees[0], {**options, **set_options}, explain)
+
+
+def _parse_condition(text: str) -> Any:
+    tokens = tokens_of(text)
+    tree = _dialect.parser().parse_into(exp.Condition, tokens, text)[0] if tokens else None
+    if tree is None:
+        raise parsing_error(text, "there is no condition")
+    return tree
+
+
+def tokens_of(text: str) -> list[Token]:
+    """Raises TokenError, and QueryError 700 for too many."""
+    tokens: list[Token] = _dialect.tokenize(text)
+    words = sum(token.token_type not in _LIST_TOKENS for token in tokens)
+    if words > QUERY_WORDS_MAX:
+        what = f"the query has {words} words and signs beside its literals, at most {QUERY_WORDS_MAX} are allowed"
+        raise QueryError(QueryCode.QUERY_VALIDATION, what, hint="write lists of values with IN")
+    return tokens
+
+
+def _without_explain(tokens: list[Token]) -> tuple[list[Token], bool]:
+    """Cuts EXPLAIN PLAN [WITH|WITHOUT IMPLEMENTATION] FOR off."""
+    words = [token.text.upper() for token in tokens[:5]]
+    for length in (3, 5):
+        if words[:2] == ["EXPLAIN", "PLAN"] and words[length - 1 : length] == ["FOR"]:
+            return tokens[length:], True
+    return tokens, False
 
 
 def _statements(tokens: Sequence[Token]) -> list[list[Token]]:

@@ -25,6 +25,8 @@ class Literal:
 
     value: int | float | Decimal | str | bool | None
     text: str
+    #: Of a number that is a DOUBLE, as in Pinot, but was written with more digits than one holds.
+    exact: Decimal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,14 @@ class Call:
     args: tuple[Expr, ...]
 
 
-Expr: TypeAlias = Column | Literal | Star | Call
+@dataclass(frozen=True, slots=True)
+class Ordinal:
+    """Stands for the n-th item (from 1) of the SELECT list, in GROUP BY and ORDER BY."""
+
+    position: int
+
+
+Expr: TypeAlias = Column | Literal | Star | Call | Ordinal
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """`limit` None: not given. `table` None: literals only. Aliases and ordinals are still unresolved."""
+    """`limit` None: not given. `table` None: literals only. Aliases and ordinals are still unresolved.
+    `explain`: the plan is wanted, not the answer."""
 
     items: tuple[Item, ...]
     distinct: bool
@@ -71,6 +81,7 @@ class Query:
     order_by: tuple[Order, ...]
     limit: int | None
     offset: int
+    explain: bool = False
 
 
 _SYMBOLS = {
@@ -88,6 +99,8 @@ def canonical(expr: Expr) -> str:
             return f"'{text}'"
         case Star():
             return "*"
+        case Ordinal(position):
+            return str(position)
         case Call("filter", (aggregate, condition)):
             return f"{canonical(aggregate)} FILTER(WHERE {_condition(condition)})"
         case Call(name, args):
@@ -128,13 +141,26 @@ def substitute(expr: Expr, names: dict[str, Expr]) -> Expr:
 
 def fold_literals(call: Call) -> Expr:
     """Arithmetic on number literals is done at once: `now() - 3600000` becomes a literal that can prune."""
+    if call.name == "cast":
+        return _folded_cast(call)
     match call.args:
         case (Literal(int() | float() as left), Literal(int() | float() as right)) if not (
             isinstance(left, bool) or isinstance(right, bool)
         ):
-            value = _arithmetic(call.name, left, right)
+            try:
+                value = _arithmetic(call.name, left, right)
+            except (OverflowError, ValueError):  # beyond DOUBLE, or the remainder of an infinite number
+                return call
             if value is not None:
                 return Literal(value, str(value))
+    return call
+
+
+def _folded_cast(call: Call) -> Expr:
+    """A whole number as a wider one is the literal itself."""
+    match call.args:
+        case (Literal(int() as value) as number, Literal(value="BIGINT" | "LONG")) if not isinstance(value, bool):
+            return number
     return call
 
 

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from sqlglot import exp
 
 from cremant.model.errors import QueryError
 from cremant.model.query_codes import QueryCode
-from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Query, Star, fold_literals
+from cremant.sql.dialect import LiteralList
+from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Ordinal, Query, Star, fold_literals
+from cremant.sql.javatext import java_double
 
 #: Parts of a SELECT that are understood; any other part that is set is refused.
 _PARTS = frozenset(
@@ -21,6 +23,8 @@ _PART_NAMES = {"joins": "JOIN", "with_": "WITH", "windows": "WINDOW", "laterals"
 
 #: Pinot counts rows in 32 bits.
 _COUNT_MAX = 2**31 - 1
+#: Longer numbers are not even read.
+_COUNT_DIGITS_MAX = 18
 
 _BINARY: dict[type[exp.Expression], str] = {
     exp.Add: "plus",
@@ -36,10 +40,12 @@ _BINARY: dict[type[exp.Expression], str] = {
     exp.LTE: "less_than_or_equal",
     exp.DPipe: "concat",
 }
-_NEGATIONS = {
-    "in": "not_in", "like": "not_like", "between": "not_between", "is_null": "is_not_null", "equals": "not_equals",
-    "is_true": "is_not_true", "is_false": "is_not_false",
-}  # fmt: skip
+_NEGATIONS = {"in": "not_in", "is_null": "is_not_null", "is_true": "is_not_true", "is_false": "is_not_false"}
+#: Functions whose first argument is a unit of time, which may stand there as a bare word.
+_UNIT_FIRST = frozenset({"dateadd", "timestampadd", "datediff", "timestampdiff", "datetrunc"})
+_UNITS = frozenset({"millisecond", "second", "minute", "hour", "day", "week", "month", "quarter", "year"})
+#: Aggregations of distinct values.
+_OF_DISTINCT = {"count": "distinctcount", "sum": "distinctsum", "avg": "distinctavg"}
 
 
 def refuse(what: str, hint: str = "this version answers single-table SELECT queries") -> QueryError:
@@ -72,12 +78,17 @@ def lower(tree: exp.Expression) -> Query:
         distinct=distinct is not None,
         table=table,
         where=to_ir.expr(where.this) if where else None,
-        group_by=tuple(to_ir.expr(item) for item in group.expressions) if group else (),
+        group_by=tuple(to_ir.key(item) for item in group.expressions) if group else (),
         having=to_ir.expr(having.this) if having else None,
         order_by=tuple(to_ir.order(item) for item in order.expressions) if order else (),
         limit=limit,
         offset=_count(tree.args.get("offset"), "OFFSET") or 0,
     )
+
+
+def lower_condition(tree: exp.Expression) -> Expr:
+    """Of a condition by itself, as `parse_condition` gives it. Raises QueryError as `lower`."""
+    return _Lowering(frozenset()).expr(tree)
 
 
 def _table(source: Any) -> tuple[str | None, frozenset[str]]:
@@ -104,7 +115,7 @@ def _count(node: Any, what: str) -> int | None:
     if not isinstance(value, exp.Literal) or value.is_string or not value.name.isdigit():
         found = node.sql() if hasattr(node, "sql") else node
         raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: {what} takes a whole number, found {found}")
-    if int(value.name) > _COUNT_MAX:
+    if len(value.name) > _COUNT_DIGITS_MAX or int(value.name) > _COUNT_MAX:
         raise refuse(f"{what} above {_COUNT_MAX}", hint="rows are counted in 32 bits")
     return int(value.name)
 
@@ -122,7 +133,12 @@ class _Lowering:
             exp.Neg: self._negative,
             exp.And: lambda node: Call("and", tuple(self.expr(part) for part in node.flatten())),
             exp.Or: lambda node: Call("or", tuple(self.expr(part) for part in node.flatten())),
-            exp.Not: lambda node: negate(self.expr(node.this)),
+            exp.Not: self._not,
+            exp.NullSafeNEQ: lambda node: self._call("isdistinctfrom", node.this, node.expression),
+            exp.NullSafeEQ: lambda node: self._call("isnotdistinctfrom", node.this, node.expression),
+            exp.Escape: self._escape,
+            exp.Bracket: self._bracket,
+            exp.Array: lambda node: self._call("array", *node.expressions),
             exp.In: self._in,
             exp.Between: lambda node: self._call("between", node.this, node.args["low"], node.args["high"]),
             exp.Like: self._like,
@@ -141,7 +157,14 @@ class _Lowering:
 
     def order(self, node: exp.Expression) -> Order:
         assert isinstance(node, exp.Ordered)
-        return Order(self.expr(node.this), bool(node.args.get("desc")), bool(node.args.get("nulls_first")))
+        return Order(self.key(node.this), bool(node.args.get("desc")), bool(node.args.get("nulls_first")))
+
+    def key(self, node: Any) -> Expr:
+        """Of GROUP BY or ORDER BY: a written number means an item of the SELECT list, a computed one itself."""
+        expr, inner = self.expr(node), node.unnest()
+        if isinstance(inner.this if isinstance(inner, exp.Neg) else inner, exp.Literal) and isinstance(expr, Literal):
+            return Ordinal(expr.value) if isinstance(expr.value, int) else expr
+        return expr
 
     def expr(self, node: Any) -> Expr:
         special = self._special.get(type(node))
@@ -165,17 +188,43 @@ class _Lowering:
     def _negative(self, node: exp.Neg) -> Expr:
         value = self.expr(node.this)
         if isinstance(value, Literal) and isinstance(value.value, int | float | Decimal):
-            return Literal(-value.value, value.text[1:] if value.text.startswith("-") else f"-{value.text}")
+            text = value.text[1:] if value.text.startswith("-") else f"-{value.text}"
+            return Literal(-value.value, text, -value.exact if value.exact is not None else None)
         return Call("minus", (Literal(0, "0"), value))
 
     def _in(self, node: exp.In) -> Expr:
         if any(node.args.get(part) for part in ("query", "unnest", "field")):
             raise refuse("a subquery in IN", hint="run the inner query first and list its values")
+        if len(node.expressions) == 1 and isinstance(node.expressions[0], LiteralList):
+            values = node.expressions[0].args["values"]
+            return Call("in", (self.expr(node.this), *(_literal_of(text, is_string) for text, is_string in values)))
         return Call("in", (self.expr(node.this), *(self.expr(value) for value in node.expressions)))
 
     def _like(self, node: exp.Like) -> Expr:
         call = self._call("like", node.this, node.expression)
-        return negate(call) if node.args.get("negate") else call
+        return Call("not", (call,)) if node.args.get("negate") else call
+
+    def _escape(self, node: exp.Escape) -> Expr:
+        like = self.expr(node.this)
+        escape = self.expr(node.expression)
+        match like:
+            case Call("like", args):
+                return Call("like", (*args, escape))
+            case Call("not", (Call("like", args),)):
+                return Call("not", (Call("like", (*args, escape)),))
+        raise refuse(_describe(node), hint="ESCAPE follows LIKE")
+
+    def _not(self, node: exp.Not) -> Expr:
+        """NOT IN and IS NOT NULL have names of their own, other conditions are negated by NOT."""
+        inner = self.expr(node.this)
+        if isinstance(inner, Call) and inner.name in _NEGATIONS and not isinstance(node.this, exp.Paren):
+            return Call(_NEGATIONS[inner.name], inner.args)
+        return inner.args[0] if isinstance(inner, Call) and inner.name == "not" else Call("not", (inner,))
+
+    def _bracket(self, node: exp.Bracket) -> Expr:
+        if len(node.expressions) != 1:
+            raise refuse(_describe(node))
+        return self._call("item", node.this, node.expressions[0])
 
     def _is(self, node: exp.Is) -> Expr:
         match node.expression:
@@ -185,7 +234,7 @@ class _Lowering:
                 call = self._call("is_true" if boolean.this else "is_false", node.this)
             case _:
                 raise refuse(_describe(node))
-        return negate(call) if node.args.get("negate") else call
+        return Call(_NEGATIONS[call.name], call.args) if node.args.get("negate") else call
 
     def _case(self, node: exp.Case) -> Expr:
         subject = self.expr(node.this) if node.this else None
@@ -203,10 +252,12 @@ class _Lowering:
         args = node.expressions
         if len(args) == 1 and isinstance(args[0], exp.Distinct):
             inner = args[0].expressions
-            if name != "count" or len(inner) != 1:
-                raise refuse(_describe(node), hint="DISTINCT works inside COUNT, with one argument")
-            return Call("distinctcount", (self.expr(inner[0]),))
-        return Call(name, tuple(self.expr(arg) for arg in args))
+            if name not in _OF_DISTINCT or len(inner) != 1:
+                raise refuse(_describe(node), hint="DISTINCT works inside COUNT, SUM and AVG, with one argument")
+            return Call(_OF_DISTINCT[name], (self.expr(inner[0]),))
+        if name in _UNIT_FIRST and args and isinstance(args[0], exp.Column) and args[0].name.lower() in _UNITS:
+            args = [exp.Literal.string(args[0].name.upper()), *args[1:]]
+        return fold_literals(Call(name, tuple(self.expr(arg) for arg in args)))
 
     def _adjacent_strings(self, node: exp.Concat) -> Expr:
         raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: two strings side by side: {node.sql()[:200]}")
@@ -220,8 +271,11 @@ def _describe(node: Any) -> str:
 
 
 def _literal(node: exp.Literal) -> Expr:
-    text = node.name
-    if node.is_string:
+    return _literal_of(node.name, node.is_string)
+
+
+def _literal_of(text: str, is_string: bool) -> Literal:
+    if is_string:
         return Literal(text, text)
     try:
         return Literal(int(text), text)
@@ -231,15 +285,13 @@ def _literal(node: exp.Literal) -> Expr:
         value = float(text)
     except ValueError:
         raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: {text!r} is not a number") from None
-    return Literal(value, repr(value))
+    return Literal(value, java_double(value), _exact(text, value))
 
 
-def negate(expr: Expr) -> Expr:
-    """NOT, pushed into predicates that have a negated form of their own (`NOT a IN (1)` is `a NOT IN (1)`)."""
-    if isinstance(expr, Call):
-        negated = _NEGATIONS.get(expr.name)
-        if negated is not None:
-            return Call(negated, expr.args)
-        if expr.name == "not":
-            return expr.args[0]
-    return Call("not", (expr,))
+def _exact(text: str, value: float) -> Decimal | None:
+    """What was written, if a DOUBLE does not hold it."""
+    try:
+        exact = Decimal(text)
+    except InvalidOperation:  # an exponent of twenty digits
+        return None
+    return exact if exact != Decimal(repr(value)) else None

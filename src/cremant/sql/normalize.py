@@ -8,8 +8,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cremant.model.errors import QueryError
-from cremant.model.limits import QUERY_CALLS_MAX, QUERY_CASE_BRANCHES_MAX, QUERY_DEPTH_MAX
+from cremant.model.limits import QUERY_CALLS_MAX, QUERY_CASE_BRANCHES_MAX, QUERY_DEPTH_MAX, QUERY_ITEMS_MAX
 from cremant.model.query_codes import QueryCode
 from cremant.sql.ir import Call, Column, Expr, Literal, Query
 
@@ -19,6 +21,13 @@ def check_size(query: Query) -> None:
     roots = [item.expr for item in query.items]
     roots += [expr for expr in (query.where, query.having) if expr is not None]
     roots += [*query.group_by, *(order.expr for order in query.order_by)]
+    if len(query.items) > QUERY_ITEMS_MAX:
+        raise _too_much("has", len(query.items), QUERY_ITEMS_MAX, "columns in its SELECT list", "select fewer columns")
+    check_expressions(roots)
+
+
+def check_expressions(roots: Iterable[Expr]) -> None:
+    """Raises QueryError 700, too."""
     calls = 0
     todo = [(root, 1) for root in roots]
     while todo:
@@ -30,7 +39,7 @@ def check_size(query: Query) -> None:
             raise _too_much("is nested", depth, QUERY_DEPTH_MAX, "levels deep", "compute in fewer steps")
         if expr.name == "case" and len(expr.args) > 2 * QUERY_CASE_BRANCHES_MAX + 1:
             raise _too_much("has a CASE of", len(expr.args) // 2, QUERY_CASE_BRANCHES_MAX, "branches", "split it")
-        todo.extend((arg, depth + 1) for arg in expr.args)
+        todo.extend((arg, depth + 1) for arg in expr.args if isinstance(arg, Call))
     if calls > QUERY_CALLS_MAX:
         raise _too_much("has", calls, QUERY_CALLS_MAX, "conditions and functions", "write lists of values with IN")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from cremant.wire.messages import PruneTerm
+from cremant.wire.messages import PruneTerm, Shortcut
 
 
 class Shape(StrEnum):
@@ -37,6 +37,7 @@ class Plan:
     `reduce_sql` reads `partials`; None: the answer is rows [offset, offset + limit) of the concatenation.
     `paged`: `reduce_sql` applies limit and offset itself; otherwise its result is sliced like that, too.
     The i-th column of the reduced table is `result[i]`.
+    `explain`: set for EXPLAIN PLAN FOR; the answer is these rows (see explain.py), nobody runs the query.
     """
 
     shape: Shape
@@ -49,5 +50,7 @@ class Plan:
     offset: int
     paged: bool = True
     prune: tuple[PruneTerm, ...] = ()
+    shortcut: Shortcut = field(default_factory=Shortcut)
     literals: tuple[Any, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
+    explain: tuple[tuple[str, int, int], ...] | None = None

@@ -2,68 +2,58 @@
 """Text -> Plan. `plan_query` is pure; `Planner` remembers parsed texts and plans (bounded, least recently used out).
 
 A plan is remembered under text, options that change its meaning, and the table's incarnation and version. Plans that
-depend on the time (`now()`, `ago()`) are made anew for each query: the time is folded once, here.
+depend on the time (`now()`, `ago()`) are made anew for each query: the time is folded once, here. Texts that differ in
+their literals only are parsed once (shapes.py).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable
-from typing import Generic, TypeVar
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from cremant.model.errors import QueryError
 from cremant.model.limits import DEFAULT_LIMIT, PLANS_CACHED_MAX
 from cremant.model.names import raw_table_name
 from cremant.model.query_codes import QueryCode
 from cremant.model.schema import DataType
-from cremant.sql import two_phase
+from cremant.sql import explain, two_phase
+from cremant.sql.aggregates import result_name, typed
+from cremant.sql.aggregation import aggregate_calls, has_aggregate
 from cremant.sql.binder import Binder, Scope, TableInfo, did_you_mean, fold_times
 from cremant.sql.bound import Bound
-from cremant.sql.dialect import json_options, parse, parsing_error
-from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Query, Star, canonical, substitute
+from cremant.sql.dialect import check_characters, json_options, parse, parsing_error
+from cremant.sql.fold import fold_constants
+from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Ordinal, Query, Star, canonical, substitute
 from cremant.sql.lower import lower
 from cremant.sql.normalize import check_size, merge_equals
 from cremant.sql.plan import Plan, ResultColumn, Shape
 from cremant.sql.prune import prune_terms
+from cremant.sql.recent import Recent
+from cremant.sql.shapes import Shapes
+from cremant.sql.shortcut import shortcut_of
 
 #: Finds a table by name; raises QueryError 190 or 191.
 Lookup = Callable[[str], TableInfo]
-
-V = TypeVar("V")
-
-
-class _Recent(Generic[V]):
-    """A bounded map. One thread at a time may be inside (dict operations are atomic; a lost update costs a re-plan)."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._items: OrderedDict[Hashable, V] = OrderedDict()
-
-    def get(self, key: Hashable) -> V | None:
-        return self._items.get(key)
-
-    def put(self, key: Hashable, value: V) -> None:
-        self._items[key] = value
-        while len(self._items) > self._limit:
-            try:
-                self._items.popitem(last=False)
-            except KeyError:
-                return
 
 
 class Planner:
     """Thread-safe."""
 
     def __init__(self, cached_max: int = PLANS_CACHED_MAX) -> None:
-        self._parsed: _Recent[tuple[Query, dict[str, str]]] = _Recent(cached_max)
-        self._plans: _Recent[Plan] = _Recent(cached_max)
+        self._parsed: Recent[tuple[Query, dict[str, str]]] = Recent(cached_max)
+        self._shapes = Shapes(parse_query, cached_max)
+        self._plans: Recent[Plan] = Recent(cached_max)
 
     def plan(self, text: str, query_options: str, lookup: Lookup, now_ms: int) -> Plan:
         """Raises QueryError with Pinot's code."""
+        check_characters(query_options, "queryOptions")
         parsed = self._parsed.get(text)
         if parsed is None:
-            parsed = parse_query(text)
-            if len(text) <= _CACHED_TEXT_CHARS_MAX:
+            if len(text) > _CACHED_TEXT_CHARS_MAX:
+                parsed = parse_query(text)
+            else:
+                parsed = self._shapes.parse(text)
                 self._parsed.put(text, parsed)
         query, text_options = parsed
         options = merge_options(json_options(query_options), text_options)
@@ -111,7 +101,7 @@ def find_table(name: str, known: Iterable[str]) -> str:
 def parse_query(text: str) -> tuple[Query, dict[str, str]]:
     try:
         statement = parse(text)
-        query = lower(statement.tree)
+        query = replace(lower(statement.tree), explain=statement.explain)
         check_size(query)
         return query, statement.options
     except RecursionError as error:
@@ -124,8 +114,8 @@ def plan_query(
     """The plan, and whether it holds for later times, too."""
     try:
         folded, volatile = _fold_query(query, now_ms)
-        if table is None:
-            return _plan_literals(folded, options), not volatile
+        if table is None or _only_literals(folded):
+            return _plan_literals(folded, options, table), not volatile
         return _plan_table(folded, options, table), not volatile
     except RecursionError as error:
         raise parsing_error(text, "the expressions are nested too deeply", hint="use fewer parentheses") from error
@@ -141,37 +131,50 @@ def _fold_query(query: Query, now_ms: int) -> tuple[Query, bool]:
         return result
 
     names = [item.alias or (None if isinstance(item.expr, Star) else canonical(item.expr)) for item in query.items]
-    folded = Query(
+    folded = replace(
+        query,
         items=tuple(
             Item(fold(item.expr), name if fold_times(item.expr, 0)[1] else item.alias)
             for item, name in zip(query.items, names, strict=True)
         ),
-        distinct=query.distinct,
-        table=query.table,
-        where=fold(query.where) if query.where is not None else None,
+        where=fold_constants(fold(query.where)) if query.where is not None else None,
         group_by=tuple(fold(key) for key in query.group_by),
         having=fold(query.having) if query.having is not None else None,
         order_by=tuple(Order(fold(order.expr), order.descending, order.nulls_first) for order in query.order_by),
-        limit=query.limit,
-        offset=query.offset,
     )
     return folded, changed
 
 
-def _plan_literals(query: Query, options: dict[str, str]) -> Plan:
-    """SELECT without FROM: one row."""
-    if query.where is not None or query.group_by or query.having is not None:
+def _only_literals(query: Query) -> bool:
+    """`SELECT 1 FROM t` is answered as `SELECT 1`, as in Pinot."""
+    if query.group_by or query.having is not None or query.order_by:
+        return False
+    return all(isinstance(item.expr, Literal) for item in query.items)
+
+
+def _plan_literals(query: Query, options: dict[str, str], table: TableInfo | None) -> Plan:
+    """SELECT of literals: one row."""
+    if table is None and (query.where is not None or query.group_by or query.having is not None):
         raise QueryError(QueryCode.SQL_PARSING, "SQLParsingError: WHERE, GROUP BY and HAVING need a FROM")
     bounds = tuple(Binder(Scope(None, null_handling=False)).expr(item.expr) for item in query.items)
     names = [item.alias or _literal_name(item.expr) for item in query.items]
     result = _result(names, bounds)
     columns = ", ".join(f"{bound.sql} AS c{index}" for index, bound in enumerate(bounds))
-    values = [bound.literal for bound in bounds]
+    values = [bound.literal if _is_json(bound) else None for bound in bounds]
+    if query.explain:
+        result = explain.COLUMNS
     return Plan(
         shape=Shape.LITERAL, table=None, server_sql="", columns=(), result=result, options=options,
         reduce_sql=f"SELECT {columns} FROM partials", limit=1, offset=0,
         literals=tuple(literal.value for literal in values if literal is not None) if all(values) else (),
+        explain=explain.LITERALS if query.explain else None,
     )  # fmt: skip
+
+
+def _is_json(bound: Bound) -> bool:
+    """Whether the literal's value is what clients see: infinite numbers and BIG_DECIMAL are shown as texts."""
+    value = bound.literal.value if bound.literal is not None else None
+    return bound.type is not DataType.BIG_DECIMAL and not (isinstance(value, float) and not math.isfinite(value))
 
 
 def _literal_name(expr: Expr) -> str:
@@ -180,10 +183,11 @@ def _literal_name(expr: Expr) -> str:
 
 def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan:
     scope = Scope(table, null_handling=flag(options, "enablenullhandling"))
+    scope.typed_aggregates = flag(options, "autorewriteaggregationtype")
     items = _expand_star(query.items, scope)
     exprs = [_spelled(item.expr, scope) for item in items]
     names = [
-        item.alias or canonical(expr) for item, expr in zip(items, exprs, strict=True)
+        item.alias or result_name(expr) for item, expr in zip(items, exprs, strict=True)
     ]  # fmt: skip
     aliases = {item.alias: expr for item, expr in zip(items, exprs, strict=True) if item.alias is not None}
     keys = tuple(dict.fromkeys(_resolve(key, exprs, aliases, scope) for key in query.group_by))
@@ -205,15 +209,29 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
         case _:
             phases = two_phase.aggregation(scope, exprs, where_sql, keys, having, orders, limit, query.offset)
     prune = prune_terms(where, scope)
+    columns = tuple(scope.used)
+    rows = None
+    if query.explain:
+        aggregations = aggregate_calls([*exprs, *([having] if having is not None else [])])
+        asked = explain.Asked(
+            shape=shape, exprs=exprs, aggregations=aggregations, keys=keys, where=where, having=having, orders=orders,
+            limit=limit, offset=query.offset,
+        )  # fmt: skip
+        rows = explain.explain(asked)
+    shortcut = shortcut_of(
+        scope, where, where_sql, phases, limit=limit + query.offset,
+        rows=phases.results if shape is Shape.SELECTION and not orders else (),
+    )  # fmt: skip
     return Plan(
         shape=shape, table=table.name, server_sql=phases.server_sql, reduce_sql=phases.reduce_sql,
-        paged=phases.paged, columns=tuple(scope.used), result=_result(names, phases.results), limit=limit,
-        offset=query.offset, prune=prune, options=options,
+        paged=phases.paged, columns=columns, limit=limit,
+        result=explain.COLUMNS if query.explain else _result(names, phases.results),
+        offset=query.offset, prune=prune, shortcut=shortcut, options=options, explain=rows,
     )  # fmt: skip
 
 
 def _shape(query: Query, exprs: list[Expr], having: Expr | None, orders: list[Order]) -> Shape:
-    aggregates = any(two_phase.has_aggregate(expr) for expr in exprs)
+    aggregates = any(has_aggregate(expr) for expr in exprs)
     if query.distinct:
         if aggregates or query.group_by or having is not None:
             raise QueryError(
@@ -227,7 +245,7 @@ def _shape(query: Query, exprs: list[Expr], having: Expr | None, orders: list[Or
         return Shape.DISTINCT
     if query.group_by:
         return Shape.GROUP_BY
-    if aggregates or having is not None or any(two_phase.has_aggregate(order.expr) for order in orders):
+    if aggregates or having is not None or any(has_aggregate(order.expr) for order in orders):
         return Shape.AGGREGATION
     return Shape.SELECTION
 
@@ -244,27 +262,27 @@ def _expand_star(items: tuple[Item, ...], scope: Scope) -> list[Item]:
 
 
 def _spelled(expr: Expr, scope: Scope) -> Expr:
-    """Columns in their own spelling, and COUNT(x) as COUNT(*) while null handling is off."""
+    """Columns in their own spelling, COUNT(x) as COUNT(*) while null handling is off, typed aggregations if wanted."""
     match expr:
         case Column(name):
             return Column(scope.resolve(name))
         case Call("count", (arg,)) if not scope.null_handling and not isinstance(arg, Star):
-            if not Binder(scope).expr(arg).multi:
-                return Call("count", (Star(),))
-            return expr
+            Binder(scope).expr(arg)
+            return Call("count", (Star(),))
         case Call(name, args):
-            return Call(name, tuple(_spelled(arg, scope) for arg in args))
+            call = Call(name, tuple(_spelled(arg, scope) for arg in args))
+            return typed(call, Binder(scope).expr) if scope.typed_aggregates else call
         case _:
             return expr
 
 
 def _resolve(expr: Expr, exprs: list[Expr], aliases: dict[str, Expr], scope: Scope) -> Expr:
     """An item of GROUP BY or ORDER BY: an ordinal, an alias, or an expression."""
-    if isinstance(expr, Literal) and isinstance(expr.value, int) and not isinstance(expr.value, bool):
-        if not 1 <= expr.value <= len(exprs):
-            message = f"SQLParsingError: position {expr.value} is not in the SELECT list of {len(exprs)}"
+    if isinstance(expr, Ordinal):
+        if not 1 <= expr.position <= len(exprs):
+            message = f"SQLParsingError: position {expr.position} is not in the SELECT list of {len(exprs)}"
             raise QueryError(QueryCode.SQL_PARSING, message)
-        return exprs[expr.value - 1]
+        return exprs[expr.position - 1]
     return _aliased(expr, aliases, scope)
 
 

@@ -30,6 +30,12 @@ def prune_terms(where: Expr | None, scope: Scope) -> tuple[PruneTerm, ...]:
     return tuple(term for conjunct in _conjuncts(where) for term in _terms(conjunct, scope))
 
 
+def conjunct_terms(where: Expr, scope: Scope) -> Iterator[list[PruneTerm]]:
+    """The terms of each conjunct: all that it says, or none where it is of another kind."""
+    for conjunct in _conjuncts(where):
+        yield list(_terms(conjunct, scope))
+
+
 def _conjuncts(expr: Expr) -> Iterator[Expr]:
     if isinstance(expr, Call) and expr.name == "and":
         for arg in expr.args:
@@ -41,8 +47,9 @@ def _conjuncts(expr: Expr) -> Iterator[Expr]:
 def _terms(expr: Expr, scope: Scope) -> Iterator[PruneTerm]:
     match expr:
         case Call("between", (Column() as column, Literal() as low, Literal() as high)):
-            yield from _term(scope, column, ">=", [low])
-            yield from _term(scope, column, "<=", [high])
+            both = [*_term(scope, column, ">=", [low]), *_term(scope, column, "<=", [high])]
+            if len(both) == 2:  # half of it would not be what it says
+                yield from both
         case Call("in", (Column() as column, *values)) if len(values) <= _IN_VALUES_MAX:
             literals = [value for value in values if isinstance(value, Literal)]
             if len(literals) == len(values):

@@ -12,27 +12,38 @@ Rules, all exact:
 
 - A server cuts its groups (ORDER BY + LIMIT) only if the order is by group keys alone, made total by all keys, without
   HAVING: then the first n groups of the whole are among the first n of each server, complete on each.
-- One DISTINCTCOUNT: its argument becomes one more group key of the server phase; the broker counts distinct keys.
-  Several: servers send lists of distinct values, the broker unites them.
-- GROUP BY of a multi-value column makes one group per element: rows are unnested after the filter.
+- One distinct aggregation: its element (the argument, or a coupon of it) becomes one more group key of the server
+  phase; the broker counts distinct keys. Several, or beside lists of all values: servers send lists of distinct
+  elements, the broker unites them.
+- GROUP BY of a multi-value column makes one group per element: rows are unnested after the filter; of several, one
+  group per combination of their elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from cremant.model.errors import QueryError
-from cremant.model.query_codes import QueryCode
-from cremant.model.schema import DataType
-from cremant.sql.aggregates import Aggregate, argument_sql, find_aggregate
+from cremant.sql.aggregation import Aggregation, Partials, aggregate_calls, distinct_key
 from cremant.sql.binder import Binder, Scope
-from cremant.sql.bound import Bound, invalid, quoted
-from cremant.sql.ir import Call, Column, Expr, Order, Star, walk
+from cremant.sql.bound import Bound, invalid, quoted, sort_sql
+from cremant.sql.ir import Call, Expr, Order
+from cremant.sql.visible_casts import may_collide, visible
+
+#: What to sort by: SQL, descending, NULLs first.
+Sort = tuple[str, bool, bool]
 
 #: Up to so many rows ORDER BY + LIMIT runs as DataFusion's TopK, which holds them all in memory several times over
 #: (2 M rows of one number: 500 MB). Beyond, rows are sorted as a whole (it can spill) and cut afterwards.
 TOP_ROWS_MAX = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """How `server_sql` groups: its keys (name, SQL over a row) and its partial columns as they stand in the text."""
+
+    keys: tuple[tuple[str, str], ...]
+    partials: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +54,11 @@ class Phases:
     results: tuple[Bound, ...]
     #: `reduce_sql` applies limit and offset; otherwise whoever runs it slices.
     paged: bool = True
+    #: None: the server groups by the elements of lists, or does not aggregate.
+    grouping: Grouping | None = None
 
 
-@dataclass(slots=True)
-class _Partials:
-    """Columns of the server phase beside the group keys: `p0` and so on, each once, with how it is merged."""
-
-    columns: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-    def add(self, sql: str, merge: str) -> str:
-        """The merged value of a partial, as SQL over `partials`."""
-        name, _ = self.columns.setdefault(sql, (f"p{len(self.columns)}", merge))
-        return merge.format(name)
-
-
-def order_sql(orders: Sequence[tuple[str, bool, bool]]) -> str:
+def order_sql(orders: Sequence[Sort]) -> str:
     if not orders:
         return ""
     return " ORDER BY " + ", ".join(
@@ -84,11 +85,11 @@ def selection(
     named = {expr: f"c{index}" for index, expr in enumerate(exprs)}
     keys = []
     for order in orders:
-        if order.expr not in named:
-            named[order.expr] = f"s{len(named)}"
-            columns.append(f"{_sortable(binder.expr(order.expr))} AS {named[order.expr]}")
-        else:
-            _sortable(binder.expr(order.expr))
+        bound = binder.expr(order.expr)
+        key = _sortable(bound)
+        if order.expr not in named or key != bound.sql:
+            named[order.expr] = f"s{len(columns)}"
+            columns.append(f"{key} AS s{len(columns)}")
         keys.append((named[order.expr], order.descending, order.nulls_first))
     paged = limit + offset <= TOP_ROWS_MAX
     server_page = page_sql(limit + offset, 0) if paged or not keys else ""
@@ -103,7 +104,7 @@ def selection(
 def _sortable(bound: Bound) -> str:
     if bound.multi:
         raise invalid("ORDER BY of a multi-value column is not supported")
-    return bound.sql
+    return sort_sql(bound)
 
 
 def aggregation(
@@ -117,153 +118,93 @@ def aggregation(
     offset: int,
 ) -> Phases:
     """Everything that groups. `keys` may be empty (one row, also for no input)."""
-    rows = Binder(scope)
-    key_bounds = [rows.expr(key) for key in keys]
-    source, key_sqls = _source(scope, keys, key_bounds, where)
-    leaves: dict[Expr, Bound] = {
-        key: Bound(f"g{index}", bound.type) for index, (key, bound) in enumerate(zip(keys, key_bounds, strict=True))
-    }
-    calls = _aggregate_calls([*exprs, *([having] if having is not None else []), *(order.expr for order in orders)])
-    distinct_args = list(dict.fromkeys(_distinct_argument(scope, call) for call in calls))
-    distinct_args = [arg for arg in distinct_args if arg is not None]
-    partials = _Partials()
-    finals: list[str] = []
-    for index, call in enumerate(calls):
-        sql, kind = _finished(scope, call, partials, single_distinct=len(distinct_args) == 1)
-        finals.append(f"{sql} AS a{index}")
-        leaves[call] = Bound(f"a{index}", kind)
-
-    group_names = [f"g{index}" for index in range(len(keys))]
-    server_keys = [f"{sql} AS g{index}" for index, sql in enumerate(key_sqls)]
-    server_groups = [str(index + 1) for index in range(len(keys))]
-    if len(distinct_args) == 1:
-        server_keys.append(f"{distinct_args[0]} AS d0")
-        server_groups.append(str(len(server_keys)))
-    columns = server_keys + [f"{sql} AS {name}" for sql, (name, _) in partials.columns.items()]
-    post = Binder(scope, leaves)
+    calls = aggregate_calls([*exprs, *([having] if having is not None else []), *(order.expr for order in orders)])
+    groups = _groups(scope, calls, keys, where)
+    post = Binder(scope, groups.leaves)
     results = tuple(post.expr(expr) for expr in exprs)
-    sort = [(post.expr(order.expr).sql, order.descending, order.nulls_first) for order in orders]
+    sort = [(sort_sql(post.expr(order.expr)), order.descending, order.nulls_first) for order in orders]
+    # A constant orders nothing, and engines take a bare number for a position.
+    sort = [key for key in sort if not key[0].isdigit()]
     paged = limit + offset <= TOP_ROWS_MAX or not keys
-    by_keys = all(sql in group_names for sql, _, _ in sort)
-    cut = bool(keys) and paged and having is None and not distinct_args and by_keys
-    if cut:
-        sort += [(name, False, False) for name in group_names if name not in {sql for sql, _, _ in sort}]
-    server_sql = (
-        f"SELECT {', '.join(columns) or '1 AS one'} FROM {source}"
-        + (f" GROUP BY {', '.join(server_groups)}" if server_groups else "")
-        + (order_sql(sort) + page_sql(limit + offset, 0) if cut else "")
-    )
-    merged = f"SELECT {', '.join([*group_names, *finals]) or '1 AS one'} FROM partials" + (
-        f" GROUP BY {', '.join(group_names)}" if group_names else "" if finals else " LIMIT 1"
-    )
+    cut = ""
+    if keys and paged and having is None and groups.element is None and {sql for sql, _, _ in sort} <= {*groups.names}:
+        sort += [(name, False, False) for name in groups.names if name not in {sql for sql, _, _ in sort}]
+        cut = order_sql(sort) + page_sql(limit + offset, 0)
     outputs = ", ".join(f"{bound.sql} AS r{index}" for index, bound in enumerate(results))
     condition = post.predicate(having) if having is not None else None
     page = page_sql(limit, offset) if paged else ""
-    reduce_sql = f"SELECT {outputs} FROM ({merged}) AS merged{where_sql(condition)}{order_sql(sort)}{page}"
-    return Phases(server_sql, reduce_sql, results, paged)
+    reduce_sql = f"SELECT {outputs} FROM ({groups.merged_sql()}) AS merged{where_sql(condition)}{order_sql(sort)}{page}"
+    grouping = Grouping(groups.server_keys, groups.partials) if groups.source == f"t{where_sql(where)}" else None
+    return Phases(groups.server_sql() + cut, reduce_sql, results, paged, grouping)
 
 
-def _source(scope: Scope, keys: Sequence[Expr], bounds: Sequence[Bound], where: str | None) -> tuple[str, list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """What servers group by and compute, and what the broker merges it to."""
+
+    #: FROM and WHERE of the server phase.
+    source: str
+    #: SQL of the group keys over a row; `g0`, `g1` and so on by name.
+    keys: tuple[str, ...]
+    #: SQL of the distinct element that is one more key of the server phase.
+    element: str | None
+    #: Columns of the server phase beside its keys, `... AS p0`.
+    partials: tuple[str, ...]
+    #: Columns that the broker makes of them, `... AS a0`.
+    finals: tuple[str, ...]
+    #: Keys and aggregations of the query, by the columns that hold them.
+    leaves: dict[Expr, Bound]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"g{index}" for index in range(len(self.keys)))
+
+    @property
+    def server_keys(self) -> tuple[tuple[str, str], ...]:
+        element = [("d0", self.element)] if self.element is not None else []
+        return (*zip(self.names, self.keys, strict=True), *element)
+
+    def server_sql(self) -> str:
+        keys = self.server_keys
+        columns = [*(f"{sql} AS {name}" for name, sql in keys), *self.partials]
+        groups = ", ".join(str(index + 1) for index in range(len(keys)))
+        return f"SELECT {', '.join(columns) or '1 AS one'} FROM {self.source}" + (f" GROUP BY {groups}" if keys else "")
+
+    def merged_sql(self) -> str:
+        groups = f" GROUP BY {', '.join(self.names)}" if self.keys else "" if self.finals else " LIMIT 1"
+        return f"SELECT {', '.join([*self.names, *self.finals]) or '1 AS one'} FROM partials{groups}"
+
+
+def _groups(scope: Scope, calls: Sequence[Call], keys: Sequence[Expr], where: str | None) -> _Groups:
+    bounds = [Binder(scope).expr(key) for key in keys]
+    source, sqls = _source(bounds, where)
+    leaves: dict[Expr, Bound] = {
+        key: Bound(f"g{index}", bound.type) for index, (key, bound) in enumerate(zip(keys, bounds, strict=True))
+    }
+    aggregations = [Aggregation(scope, call, grouped=bool(keys)) for call in calls]
+    element = distinct_key(aggregations)
+    partials = Partials()
+    finals = []
+    for index, (call, one) in enumerate(zip(calls, aggregations, strict=True)):
+        finals.append(f"{one.finished(partials, keyed=element is not None)} AS a{index}")
+        leaves[call] = Bound(f"a{index}", one.type, multi=one.found.aggregate.array)
+    columns = list(partials.columns.items())
+    if may_collide([*sqls, *([element] if element is not None else []), *partials.columns]):
+        sqls, element = [visible(sql) for sql in sqls], visible(element) if element is not None else None
+        columns = list({visible(sql): named for sql, named in columns}.items())
+    named = tuple(f"{sql} AS {name}" for sql, (name, _) in columns)
+    return _Groups(source, tuple(sqls), element, named, tuple(finals), leaves)
+
+
+def _source(bounds: Sequence[Bound], where: str | None) -> tuple[str, list[str]]:
     """FROM (and WHERE) of the server phase, and the SQL of the keys over it."""
-    multi = [index for index, bound in enumerate(bounds) if bound.multi]
-    sqls = [bound.sql for bound in bounds]
-    if not multi:
-        return f"t{where_sql(where)}", sqls
-    if len(multi) > 1:
-        raise invalid("GROUP BY of more than one multi-value column is not supported")
-    for index in multi:
-        if not isinstance(keys[index], Column):
-            raise invalid("GROUP BY of a function of a multi-value column is not supported")
-    inner = f"SELECT *, unnest({sqls[multi[0]]}) AS {quoted('$element')} FROM t{where_sql(where)}"
-    sqls[multi[0]] = quoted("$element")
-    return f"({inner}) AS unnested", sqls
-
-
-def _aggregate_calls(exprs: Sequence[Expr]) -> list[Call]:
-    """Aggregations in order of appearance, each once; the outermost FILTER belongs to its aggregation."""
-    found: dict[Call, None] = {}
-    for expr in exprs:
-        inside: set[int] = set()
-        for part in walk(expr):
-            if id(part) in inside or not isinstance(part, Call) or not is_aggregate(part):
-                continue
-            if part.name == "filter":
-                inside.add(id(part.args[0]))
-            found[part] = None
-    return list(found)
-
-
-def is_aggregate(expr: Expr) -> bool:
-    match expr:
-        case Call("filter", (Call(name, _), _)):
-            return find_aggregate(name) is not None
-        case Call(name, _):
-            return find_aggregate(name) is not None
-    return False
-
-
-def has_aggregate(expr: Expr) -> bool:
-    return any(is_aggregate(part) for part in walk(expr))
-
-
-def _split(call: Call) -> tuple[Call, Aggregate, Expr | None]:
-    inner, condition = call, None
-    if call.name == "filter":
-        first, condition = call.args
-        assert isinstance(first, Call)
-        inner = first
-    aggregate = find_aggregate(inner.name)
-    assert aggregate is not None
-    if len(inner.args) != 1:
-        raise invalid(f"{inner.name} takes 1 argument, found {len(inner.args)}")
-    if has_aggregate(inner.args[0]):
-        raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: an aggregation inside of {inner.name}")
-    return inner, aggregate, condition
-
-
-def _argument(scope: Scope, inner: Call, aggregate: Aggregate) -> str:
-    """SQL of the argument. COUNT(x) counts rows while null handling is off."""
-    arg = inner.args[0]
-    if isinstance(arg, Star):
-        if aggregate.names[0] != "count":
-            raise QueryError(QueryCode.SQL_PARSING, f"SQLParsingError: {inner.name} does not take '*'")
-        return "*"
-    bound = Binder(scope).expr(arg)
-    if aggregate.names[0] == "count" and not scope.null_handling:
-        if bound.multi:
-            raise invalid("count of a multi-value column is not supported", hint="COUNT(*) counts rows")
-        return "*"
-    return argument_sql(inner.name, aggregate, bound)
-
-
-def _distinct_argument(scope: Scope, call: Call) -> str | None:
-    inner, aggregate, condition = _split(call)
-    if not aggregate.distinct:
-        return None
-    sql = _argument(scope, inner, aggregate)
-    return sql if condition is None else f"CASE WHEN {Binder(scope).predicate(condition)} THEN {sql} END"
-
-
-def _finished(scope: Scope, call: Call, partials: _Partials, *, single_distinct: bool) -> tuple[str, DataType]:
-    """SQL of an aggregation's result over `partials`, and its type."""
-    inner, aggregate, condition = _split(call)
-    arg = _argument(scope, inner, aggregate)
-    suffix = f" FILTER (WHERE {Binder(scope).predicate(condition)})" if condition is not None else ""
-    if aggregate.distinct:
-        if single_distinct:
-            merged = ["count(DISTINCT d0)"]
-        else:
-            value = _distinct_argument(scope, call)
-            partial = f"array_agg(DISTINCT {value}) FILTER (WHERE {value} IS NOT NULL)"
-            merged = [partials.add(partial, "cardinality(array_distinct(flatten(array_agg({0}))))")]
-    else:
-        merged = [
-            partials.add(partial.server.format(x=arg) + suffix, f"{partial.merge}({{0}})")
-            for partial in aggregate.partials
-        ]
-    final = aggregate.final.format(*merged)
-    keeps_empty = aggregate.empty is not None and (not scope.null_handling or aggregate.names[0] in _NEVER_NULL)
-    return (f"COALESCE({final}, {aggregate.empty})" if keeps_empty else final), aggregate.type
-
-
-_NEVER_NULL = frozenset({"count", "distinctcount"})
+    source, condition, sqls = "t", where, []
+    for index, bound in enumerate(bounds):
+        if not bound.multi:
+            sqls.append(bound.sql)
+            continue
+        element = quoted(f"$element{index}")
+        inner = f"SELECT *, unnest({bound.sql}) AS {element} FROM {source}{where_sql(condition)}"
+        source, condition = f"({inner}) AS unnested{index}", None
+        sqls.append(element)
+    return f"{source}{where_sql(condition)}", sqls

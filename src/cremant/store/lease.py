@@ -36,6 +36,12 @@ def term_key(name: str) -> str:
     return f"/terms/{name}"
 
 
+def last_lease(store: MetadataStore, name: str) -> LeaseRecord | None:
+    """The lease as it was last written, by whomever."""
+    entry = store.get(lease_key(name))
+    return msgspec.json.decode(entry.value, type=LeaseRecord) if entry else None
+
+
 def lead(
     store: MetadataStore, name: str, holder: str, *, now_ms: int, lease_ms: int, take_over: bool = False
 ) -> Leadership | None:

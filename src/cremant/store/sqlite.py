@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from cremant.model.errors import Corrupt, NoResource, WorldError
+from cremant.model.errors import Corrupt, CremantError, NoResource, Unavailable, WorldError
 from cremant.store.metadata import (
     HISTORY_MAX,
     Change,
@@ -43,30 +43,65 @@ INSERT OR IGNORE INTO state VALUES ('revision', 0), ('forgotten', 0);
 #: How often a watch looks for commits of other processes; commits of this one wake it at once.
 _WATCH_POLL_S = 0.05
 _BUSY_TIMEOUT_S = 5.0
+#: SQLite's names of errors, by their beginnings: another process holds the file; there is no room (disk full, quota,
+#: read-only, write failed); its bytes, or the tables in it (our statements are constant), are not ours.
+_LOCKED = ("SQLITE_BUSY", "SQLITE_LOCKED")
+_UNWRITABLE = ("SQLITE_FULL", "SQLITE_READONLY", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_FSYNC", "SQLITE_CANTOPEN")
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_ERROR")
 
 
 class SqliteMetadataStore:
-    """Thread-safe; several processes may open the same file. Raises Corrupt if the file is not such a store."""
+    """Thread-safe; several processes may open the same file. Everything raises Unavailable where another process keeps
+    it locked (try again), NoResource where it cannot be written, Corrupt where the file is not such a store."""
 
     def __init__(self, path: str | Path, *, history_max: int = HISTORY_MAX) -> None:
         self._path = Path(path)
         self._history_max = history_max
         self._changed = threading.Condition()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Configs may hold secrets: for this user only. SQLite gives the files beside it the same rights.
+            self._path.touch(mode=0o600)
             self._db = sqlite3.connect(
                 self._path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._create()
-        except sqlite3.DatabaseError as error:
-            raise Corrupt(f"{self._path} is not a metadata store: {error}") from error
+        except OSError as error:
+            raise NoResource(f"metadata store {self._path} cannot be opened: {error.strerror or error}") from error
+        except sqlite3.Error as error:
+            raise self._said(error) from error
+
+    def _said(self, error: sqlite3.Error) -> CremantError:
+        """SQLite's error in our words."""
+        name = getattr(error, "sqlite_errorname", "")  # Python's own have none
+        where = f"metadata store {self._path}"
+        if name.startswith(_LOCKED):
+            return Unavailable(
+                f"{where} is locked by another process ({error}); nothing was changed",
+                hint="try again; only the controller has it open, so end what else reads or copies it",
+            )
+        if name.startswith(_UNWRITABLE):
+            return NoResource(
+                f"{where} cannot be written: {error}; nothing was changed",
+                hint="free some space, then try again; does this user own it?",
+            )
+        if name.startswith(_DAMAGED):
+            return Corrupt(
+                f"{self._path} is not a metadata store, or a damaged one: {error}",
+                hint="restore it from a copy, or point data_dir elsewhere",
+            )
+        return WorldError(f"{where}: {error}")
 
     def _create(self) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, FORMAT):
             raise Corrupt(f"{self._path} has format {found}, this version reads {FORMAT}", hint="use a newer Cremant")
+        if found == 0 and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise Corrupt(
+                f"{self._path} is a database of another program, not a metadata store", hint="point data_dir elsewhere"
+            )
         self._db.execute("BEGIN IMMEDIATE")
         for statement in _TABLES.strip().split(";\n"):
             self._db.execute(statement)
@@ -75,19 +110,19 @@ class SqliteMetadataStore:
 
     @property
     def revision(self) -> int:
-        with self._changed:
+        with self._changed, self._reading():
             return self._state("revision")
 
     def _state(self, name: str) -> int:
         return int(self._db.execute("SELECT value FROM state WHERE name = ?", (name,)).fetchone()[0])
 
     def get(self, key: str) -> Entry | None:
-        with self._changed:
+        with self._changed, self._reading():
             row = self._db.execute("SELECT key, value, version FROM entries WHERE key = ?", (key,)).fetchone()
         return Entry(*row) if row else None
 
     def list(self, prefix: str) -> list[Entry]:
-        with self._changed:
+        with self._changed, self._reading():
             rows = self._db.execute(
                 "SELECT key, value, version FROM entries WHERE key >= ? AND substr(key, 1, ?) = ? ORDER BY key",
                 (prefix, len(prefix), prefix),
@@ -114,6 +149,13 @@ class SqliteMetadataStore:
             self._forget()
             self._changed.notify_all()
         return revision
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._said(error) from error
 
     def _forget(self) -> None:
         """Drops the oldest half of the history once it is twice its bound: amortised, one range delete."""
@@ -143,13 +185,11 @@ class SqliteMetadataStore:
                     self._db.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            if "full" in str(error) or "readonly" in str(error):
-                raise NoResource(f"metadata store {self._path} cannot be written: {error}") from error
-            raise WorldError(f"metadata store {self._path}: {error}") from error
+            raise self._said(error) from error
 
     def watch(self, prefix: str, since: int, timeout_s: float) -> Changes:
         deadline_s = time.monotonic() + timeout_s
-        with self._changed:
+        with self._changed, self._reading():
             while True:
                 found = self._changes(prefix, since)
                 remaining_s = deadline_s - time.monotonic()

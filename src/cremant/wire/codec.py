@@ -29,6 +29,6 @@ def decode(data: bytes, kind: type[T]) -> T:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         value: T = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from error
     return value

@@ -10,7 +10,7 @@ import msgspec
 
 from cremant.model.cluster import InstanceRecord, InstanceReport
 from cremant.model.offsets import OffsetRange, Position, Watermark
-from cremant.model.segments import ColumnRange
+from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm, StoreState
 from cremant.wire.codec import PROTOCOL
 
 
@@ -23,16 +23,25 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """`nonce` is drawn at process start: an older process with the same id is recognised by it."""
+    """`nonce` is drawn at process start: an older process with the same id is recognised by it.
+
+    `segments_kept`: the report leaves its segments out, they are as in the last heartbeat that was answered. `number`
+    grows with each heartbeat of a process: one that was given up and arrives late counts for nothing."""
 
     instance: InstanceRecord
     nonce: str
     report: InstanceReport
+    segments_kept: bool = False
+    number: int = 0
 
 
 class HeartbeatReply(Message, frozen=True, kw_only=True):
     controller_nonce: str
     view_version: int
+    #: The controller's clock: ages of its records are measured by it.
+    now_ms: int = 0
+    #: It does not know the segments that were left out: say all again.
+    say_all: bool = False
 
 
 # --- GET /internal/v1/view?since=N&nonce=X&timeoutMs=T answers a ClusterView (304 when nothing changed) ---
@@ -62,7 +71,7 @@ class SegmentConsumed(Message, frozen=True, kw_only=True):
     incarnation: str
     segment: str
     at: Position
-    #: rowLimit, sizeLimit, timeLimit, forceCommit
+    #: rowLimit, sizeLimit, timeLimit, forceCommit, indexCapacityThresholdBreached, decided
     reason: str
 
 
@@ -75,7 +84,8 @@ class SegmentConsumedReply(Message, frozen=True, kw_only=True):
 
 
 class CommitEnd(Message, frozen=True, kw_only=True):
-    """POST /internal/v1/commitEnd: sealed, verified and (if a store is there) uploaded."""
+    """POST /internal/v1/commitEnd: sealed and verified; uploaded, too, if `store_state` is stored (`store_url`). Else:
+    pending (a `SegmentStored` follows), failed (`store_error`), or none (the table's policy)."""
 
     instance: str
     table: str
@@ -87,16 +97,52 @@ class CommitEnd(Message, frozen=True, kw_only=True):
     size_bytes: int
     checksum: str
     file_checksum: str
-    store_url: str | None
+    store_state: StoreState = StoreState.NONE
+    store_url: str | None = None
+    store_error: str | None = None
     min_time_ms: int | None = None
     max_time_ms: int | None = None
     max_ingestion_ms: int | None = None
     last_indexed_ms: int | None = None
     columns: dict[str, ColumnRange] = {}
+    partitioning: dict[str, ColumnPartitions] = {}
+    form: SegmentForm = SegmentForm()
+
+    def __post_init__(self) -> None:
+        if (self.store_state is StoreState.STORED) != (self.store_url is not None):
+            raise ValueError(f"storeUrl {self.store_url!r} contradicts storeState {self.store_state}")
 
 
 class CommitEndReply(Message, frozen=True, kw_only=True):
     status: CompletionStatus
+
+
+class SegmentStored(Message, frozen=True, kw_only=True):
+    """POST /internal/v1/segmentStored: an upload beside the commit landed (`url`) or failed (`error`). Exactly one of
+    both is set."""
+
+    instance: str
+    table: str
+    incarnation: str
+    segment: str
+    checksum: str
+    file_checksum: str
+    #: Of the object; 0 = not said.
+    size_bytes: int = 0
+    url: str | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.error is None):
+            raise ValueError(f"exactly one of url and error is set, found {self.url!r} and {self.error!r}")
+
+
+class SegmentStoredReply(Message, frozen=True, kw_only=True):
+    """KEEP: recorded. DISCARD: not wanted (another content, another object, no such segment): the sender deletes the
+    object it wrote; `store_url` is the one that the metadata names. HOLD: not committed yet, say it again."""
+
+    status: CompletionStatus
+    store_url: str | None = None
 
 
 # --- pipeline -> controller ---
@@ -145,10 +191,14 @@ class BaseRequest(Message, frozen=True, kw_only=True):
 
 
 class TailRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Rows of a partition from `from_offset` on, up to what is visible."""
+    """Rows of a partition from `from_offset` on, up to what is visible.
+
+    `not_before`: rows below this offset must be among them. The server waits for them (holding no thread) while the
+    query's budget lasts; without them it names the partition as behind."""
 
     partition: int
     from_offset: int
+    not_before: int = 0
 
 
 class PruneTerm(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -160,6 +210,40 @@ class PruneTerm(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     values: tuple[int | float | str | bool, ...]
 
 
+class KeyColumn(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A group key of the answer: its name there, and the column that it is ("" if it is computed)."""
+
+    name: str
+    column: str = ""
+
+
+class SumColumn(msgspec.Struct, frozen=True, rename="camel"):
+    """Column `name` of a partial answer: the sum of `column`, or, without one, how many rows there are."""
+
+    name: str
+    column: str = ""
+
+
+class Shortcut(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What is known of a query beside its SQL. It may be ignored: the answer is the same.
+
+    `where`: the condition, as it stands in the SQL behind `FROM t WHERE `; `exact`: the prune terms say all of it (also
+    true without a condition). `rows`: the answer is these columns of any `limit` matching rows.
+    `keyed_sql`: the same partial answer with one number, `$key`, in the place of the keys that are columns; it reads
+    `keyed_columns`. `values_only`: the answer is nothing but the different values of the only key.
+    `sums`: the answer is one row of these sums over matching rows (of INT as LONG, else as DOUBLE; NULL of none)."""
+
+    where: str = ""
+    exact: bool = False
+    rows: tuple[str, ...] = ()
+    limit: int = 0
+    keys: tuple[KeyColumn, ...] = ()
+    keyed_sql: str = ""
+    keyed_columns: tuple[str, ...] = ()
+    values_only: bool = False
+    sums: tuple[SumColumn, ...] = ()
+
+
 class ServerQuery(Message, frozen=True, kw_only=True):
     """One server's share of a query.
 
@@ -167,6 +251,7 @@ class ServerQuery(Message, frozen=True, kw_only=True):
     `low_water_mark`: the epoch L of the query (upsert tables), None for append tables.
     """
 
+    #: Unique per request, not per query: a server may be asked twice (retries, hedges). Names it for a cancel.
     request_id: str
     table: str
     incarnation: str
@@ -175,6 +260,7 @@ class ServerQuery(Message, frozen=True, kw_only=True):
     segments: tuple[str, ...]
     tails: tuple[TailRequest, ...]
     prune: tuple[PruneTerm, ...] = ()
+    shortcut: Shortcut = Shortcut()
     low_water_mark: int | None = None
     #: Milliseconds this server may spend, counted from arrival (clocks differ, durations do not).
     budget_ms: int
@@ -213,3 +299,5 @@ class ServerAnswer(Message, frozen=True, kw_only=True):
     error_code: int = 0
     error: str = ""
     elapsed_ms: float = 0.0
+    #: Of `elapsed_ms`, what passed before the query ran: waiting for a slot, or for rows (`not_before`).
+    wait_ms: float = 0.0

@@ -10,6 +10,7 @@ import pytest
 
 from cremant.log.api import Log
 from cremant.log.embedded import EmbeddedLog
+from cremant.log.kafka import KafkaLog
 from cremant.log.memory import MemoryLog
 
 
@@ -23,6 +24,7 @@ class Clock:
         return self.now_ms
 
 
+#: Logs on a machine of their own, whose clock a test sets.
 LOGS: dict[str, Callable[[Path, Clock], Log]] = {
     "memory": lambda path, clock: MemoryLog(clock),
     "embedded": lambda path, clock: EmbeddedLog(path, clock=clock),
@@ -36,8 +38,26 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=LOGS)
+@pytest.fixture(params=[*LOGS, pytest.param("kafka", marks=pytest.mark.kafka)])
 def log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Log]:
+    if request.param == "kafka":
+        opened: Log = _empty(KafkaLog(request.getfixturevalue("kafka").brokers))
+    else:
+        opened = LOGS[request.param](tmp_path / "log", clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=LOGS)
+def clocked_log(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Log]:
+    """A log that stamps messages by `clock`."""
     opened = LOGS[request.param](tmp_path / "log", clock)
     yield opened
     opened.close()
+
+
+def _empty(log: KafkaLog) -> KafkaLog:
+    """The brokers are shared by all tests."""
+    for topic in log.topics():
+        log.delete_topic(topic.name)
+    return log

@@ -27,6 +27,12 @@ def messages_of(batch: MessageBatch) -> list[Message]:
     return [Message(*row) for row in zip(batch.values.to_pylist(), batch.keys.to_pylist(), headers, strict=True)]
 
 
+def read_some(reader: LogReader) -> MessageBatch:
+    batch = reader.read(max_messages=10, max_bytes=BIG)
+    assert batch is not None
+    return batch
+
+
 def drain(reader: LogReader, max_messages: int = 1000, max_bytes: int = BIG) -> list[Message]:
     found: list[Message] = []
     while (batch := reader.read(max_messages=max_messages, max_bytes=max_bytes)) is not None:
@@ -90,6 +96,7 @@ OPERATIONS: dict[str, Callable[[Log, str, int], object]] = {
     "latest": lambda log, topic, partition: log.latest(topic, partition),
     "offset_at": lambda log, topic, partition: log.offset_at(topic, partition, 0),
     "reader": lambda log, topic, partition: log.reader(topic, partition, 0),
+    "bounds": lambda log, topic, partition: log.bounds(topic, [partition]),
     "trim": lambda log, topic, partition: log.trim(topic, partition, 0),
     "wait": lambda log, topic, partition: log.wait({(topic, partition): 0}, 0.0),
 }
@@ -147,9 +154,10 @@ def test_a_topic_created_again_is_another_one_and_old_readers_do_not_read_it(log
 def test_offsets_are_consecutive_and_start_at_zero(log: Log) -> None:
     log.create_topic("t", 2)
     assert log.append("t", 0, numbered(0, 3)).first_offset == 0
-    assert log.append("t", 0, numbered(3, 1)).first_offset == 3
-    assert log.append("t", 1, numbered(0, 1)).first_offset == 0
+    assert log.append("t", 0, numbered(3, 1))[::2] == (3, 4)
+    assert log.append("t", 1, numbered(0, 5))[::2] == (0, 5)
     assert (log.earliest("t", 0), log.latest("t", 0)) == (0, 4)
+    assert log.bounds("t", [1, 0]) == [(0, 5), (0, 4)]
 
 
 def test_everything_of_a_message_comes_back(log: Log) -> None:
@@ -199,7 +207,7 @@ def test_a_message_of_megabytes_comes_back_among_small_ones(log: Log) -> None:
     assert drain(log.reader("t", 0, 0), max_bytes=1000) == messages
 
 
-def test_appends_of_many_threads_interleave_only_at_their_bounds(log: Log) -> None:
+def test_appends_of_the_threads_of_a_process_interleave_only_at_their_bounds(log: Log) -> None:
     log.create_topic("t", 1)
 
     def write(writer: int) -> list[int]:
@@ -217,39 +225,61 @@ def test_appends_of_many_threads_interleave_only_at_their_bounds(log: Log) -> No
 # --- time ---
 
 
-def test_the_log_stamps_messages_at_append(log: Log, clock: Any) -> None:
+def test_the_log_stamps_messages_at_append(log: Log) -> None:
     log.create_topic("t", 1)
     appended = log.append("t", 0, numbered(0, 2))
     batch = log.reader("t", 0, 0).read(max_messages=10, max_bytes=BIG)
     assert batch is not None
-    assert appended.timestamp_ms == clock()
-    assert batch.timestamps_ms.tolist() == [clock()] * 2
+    assert batch.timestamps_ms.tolist() == [appended.timestamp_ms] * 2
     assert batch.timestamp_type is TimestampType.LOG_APPEND
 
 
-def test_timestamps_do_not_decrease_when_the_wall_clock_does(log: Log, clock: Any) -> None:
+def test_a_message_is_found_by_the_timestamp_of_its_append(log: Log) -> None:
     log.create_topic("t", 1)
+    appended = []
+    for n in range(5):
+        appended.append(log.append("t", 0, numbered(3 * n, 3)))
+        time.sleep(0.002)
+    # Without atomic appends the messages of one append may stand in several batches, each with the time of its own.
+    batch = log.reader("t", 0, 0).read(max_messages=100, max_bytes=BIG)
+    assert batch is not None
+    stamps = batch.timestamps_ms.tolist()
+    assert [stamps[one.first_offset] for one in appended] == [one.timestamp_ms for one in appended]
+    for one in appended:
+        first = min(offset for offset, stamp in enumerate(stamps) if stamp >= one.timestamp_ms)
+        assert log.offset_at("t", 0, one.timestamp_ms) == first
+    assert log.offset_at("t", 0, 0) == 0
+    assert log.offset_at("t", 0, stamps[-1] + 1) == log.latest("t", 0) == len(stamps) == 15
+
+
+def test_the_clock_of_the_log_counts(clocked_log: Log, clock: Any) -> None:
+    clocked_log.create_topic("t", 1)
+    assert clocked_log.append("t", 0, numbered(0, 2)).timestamp_ms == clock()
+
+
+def test_timestamps_do_not_decrease_when_the_wall_clock_does(clocked_log: Log, clock: Any) -> None:
+    clocked_log.create_topic("t", 1)
     start = clock.now_ms
     for step in (0, 500, -100_000, 100, 1000):
         clock.now_ms += step
-        log.append("t", 0, numbered(0, 1))
-    batch = log.reader("t", 0, 0).read(max_messages=10, max_bytes=BIG)
+        clocked_log.append("t", 0, numbered(0, 1))
+    batch = clocked_log.reader("t", 0, 0).read(max_messages=10, max_bytes=BIG)
     assert batch is not None
     assert batch.timestamps_ms.tolist() == [start, start + 500, start + 500, start + 500, start + 500]
 
 
-def test_offset_at_finds_the_first_message_not_older(log: Log, clock: Any) -> None:
-    log.create_topic("t", 1)
+def test_offset_at_finds_the_first_message_not_older(clocked_log: Log, clock: Any) -> None:
+    clocked_log.create_topic("t", 1)
     start = clock.now_ms
-    assert log.offset_at("t", 0, start) == 0
+    assert clocked_log.offset_at("t", 0, start) == 0
     for n in range(200):
         clock.now_ms = start + 10 * (n // 2)
-        log.append("t", 0, numbered(3 * n, 3, size=30))
+        clocked_log.append("t", 0, numbered(3 * n, 3, size=30))
     for pair in range(100):
-        assert log.offset_at("t", 0, start + 10 * pair) == 6 * pair
-        assert log.offset_at("t", 0, start + 10 * pair - 9) == 6 * pair
-    assert log.offset_at("t", 0, 0) == 0
-    assert log.offset_at("t", 0, start + 991) == log.latest("t", 0) == 600
+        assert clocked_log.offset_at("t", 0, start + 10 * pair) == 6 * pair
+        assert clocked_log.offset_at("t", 0, start + 10 * pair - 9) == 6 * pair
+    assert clocked_log.offset_at("t", 0, 0) == 0
+    assert clocked_log.offset_at("t", 0, start + 991) == clocked_log.latest("t", 0) == 600
 
 
 # --- reading ---
@@ -345,12 +375,11 @@ def test_trim_drops_nothing_at_or_past_its_offset(log: Log) -> None:
 
 def test_an_offset_that_is_gone_is_reported_with_the_earliest_left(log: Log) -> None:
     log.create_topic("t", 1)
-    reader = log.reader("t", 0, 0)
     for first in range(0, 400, 4):
         log.append("t", 0, numbered(first, 4, size=50))
-    assert reader.read(max_messages=1, max_bytes=BIG) is not None
     log.trim("t", 0, 300)
     earliest = log.earliest("t", 0)
+    reader = log.reader("t", 0, 1)
     if earliest > 1:
         with pytest.raises(OffsetExpired) as caught:
             reader.read(max_messages=1, max_bytes=BIG)
@@ -358,6 +387,28 @@ def test_an_offset_that_is_gone_is_reported_with_the_earliest_left(log: Log) -> 
         reader.seek(earliest)
     assert reader.read(max_messages=1, max_bytes=BIG) is not None
     assert log.offset_at("t", 0, 0) == earliest
+
+
+def test_a_reader_overtaken_by_retention_hands_over_what_it_has_already_or_says_what_is_left(log: Log) -> None:
+    log.create_topic("t", 1)
+    for first in range(0, 400, 4):
+        log.append("t", 0, numbered(first, 4, size=50))
+    reader = log.reader("t", 0, 0)
+    found = messages_of(read_some(reader))
+    log.trim("t", 0, 300)
+    earliest = log.earliest("t", 0)
+    left = -1
+    try:
+        found += drain(reader)
+    except OffsetExpired as expired:
+        left = expired.earliest
+        reader.seek(left)
+        found += drain(reader)
+    assert left in (-1, earliest)
+    if left < 0:
+        assert found == numbered(0, 400, size=50)
+    else:
+        assert found[10:] == numbered(earliest, 400 - earliest, size=50)
 
 
 # --- waiting ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cremant.model.errors import Corrupt, InvariantViolation
+from cremant.model.errors import Corrupt, InvariantViolation, Unavailable
 from cremant.store.lease import lead
 from cremant.store.memory import MemoryMetadataStore
 from cremant.store.metadata import Delete, Expect, HistoryLost, MetadataStore, Put, StoreConflict, Update
@@ -276,6 +277,50 @@ def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
         SqliteMetadataStore(tmp_path / "m.db")
 
 
+def test_a_store_that_another_process_locks_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup tool that keeps the file for itself: every call says so, and works again once it lets go."""
+    monkeypatch.setattr("cremant.store.sqlite._BUSY_TIMEOUT_S", 0.05)
+    path = tmp_path / "m.db"
+    store = SqliteMetadataStore(path)
+    store.commit([], [Put("/a", b"1")])
+    theirs = sqlite3.connect(path, isolation_level=None)
+    theirs.execute("BEGIN IMMEDIATE")
+    with pytest.raises(Unavailable, match=r"m\.db is locked by another process .*nothing was changed") as caught:
+        store.commit([], [Put("/a", b"2")])
+    assert "try again" in caught.value.hint
+    with pytest.raises(Unavailable, match="locked"):
+        SqliteMetadataStore(path)
+    theirs.execute("ROLLBACK")
+    theirs.close()
+    assert store.commit([], [Put("/a", b"2")]) == 2
+    store.close()
+
+
+def test_reads_of_a_store_that_became_locked_can_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite locks readers out while it recovers a write-ahead log; a lock of the same kind is held from outside."""
+    monkeypatch.setattr("cremant.store.sqlite._BUSY_TIMEOUT_S", 0.05)
+    path = tmp_path / "m.db"
+    store = SqliteMetadataStore(path)
+    store.commit([], [Put("/a", b"1")])
+    store._db.execute("PRAGMA journal_mode=DELETE")
+    theirs = sqlite3.connect(path, isolation_level=None)
+    theirs.execute("BEGIN EXCLUSIVE")
+    reads: tuple[Callable[[], object], ...] = (
+        lambda: store.get("/a"), lambda: store.list("/"), lambda: store.revision, lambda: store.watch("/", 0, 0),
+    )  # fmt: skip
+    for read in reads:
+        with pytest.raises(Unavailable, match="locked"):
+            read()
+    theirs.execute("ROLLBACK")
+    assert [bool(read()) for read in reads] == [True] * len(reads)
+    theirs.close()
+    store.close()
+
+
 _WRITER = """
 import sys
 from cremant.store.metadata import Expect, Put
@@ -313,3 +358,12 @@ def test_kill_9_loses_no_acknowledged_commit_and_leaves_no_half_of_one(tmp_path:
         store.close()
         assert len(values) == 1
         assert values.pop() >= last
+
+
+def test_the_files_are_for_this_user_alone(tmp_path: Path) -> None:
+    """Configs may hold secrets."""
+    store = SqliteMetadataStore(tmp_path / "m.db")
+    modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
+    store.close()
+    assert "m.db" in modes
+    assert not any(modes.values())

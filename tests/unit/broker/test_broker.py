@@ -18,6 +18,10 @@ import pytest
 import sqlalchemy
 from broker_kit import START_MS, Kit, broker_kit
 
+from cremant.cluster.load import Loads
+from cremant.model.segments import ColumnPartitions, SegmentStatus
+from cremant.model.table import PartitionFunction
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "query"
 
 
@@ -32,9 +36,11 @@ def kit(shared_kit: Kit) -> Kit:
     """Well-behaved again before each test."""
     for behaviour in shared_kit.servers.values():
         behaviour.delay_s, behaviour.behind, behaviour.error_code, behaviour.refuse = 0.0, False, 0, False
+        behaviour.reply = None
         behaviour.asked.clear()
+        behaviour.cancelled.clear()
     shared_kit.caught_up_at_ms[:] = [START_MS + 300_000, START_MS + 250_000]
-    shared_kit.service._suspects.clear()
+    shared_kit.service.network.loads = Loads()
     return shared_kit
 
 
@@ -51,10 +57,18 @@ def rows(answer: dict[str, Any]) -> list[list[Any]]:
     return found
 
 
+#: On purpose HTTP 400 in Pinot's error shape; Pinot answers 500 with plain text.
+#: Has a test of its own.
+OTHER = {"095-q-explain"}
+REFUSED = {"091-q-timeout-zero", "093-q-not-json"}
+
+
 def golden_queries() -> Iterator[Any]:
     for path in sorted(GOLDEN.glob("*.json")):
         recorded = json.loads(path.read_text())
-        if recorded["request"]["url_path"].startswith("/query/sql"):
+        if recorded["request"]["url_path"] == "/sql":  # the controller's, which hands over to a broker
+            recorded["request"]["url_path"] = "/query/sql"
+        if recorded["request"]["url_path"].startswith("/query/sql") and path.stem not in REFUSED | OTHER:
             yield pytest.param(recorded["request"], recorded["response"], id=path.stem)
 
 
@@ -64,7 +78,9 @@ def without_hint(message: str) -> str:
 
 
 #: Our wording differs: Pinot quotes its parser or its operators there.
-OWN_WORDS = {"089", "094", "107", "103", "110"}
+OWN_WORDS = {"089", "090", "094", "107", "103", "110"}
+#: Answers that are exact here, whatever limit of groups is asked for.
+EXACT = {"105"}
 
 
 @pytest.mark.parametrize(("request_", "recorded"), list(golden_queries()))
@@ -86,16 +102,70 @@ def test_answers_look_as_those_recorded_from_pinot(
     assert [e["errorCode"] for e in ours["exceptions"]] == [e["errorCode"] for e in theirs["exceptions"]]
     if not any(request.node.callspec.id.endswith(name) or name in request.node.callspec.id for name in OWN_WORDS):
         assert [without_hint(e["message"]) for e in ours["exceptions"]] == [e["message"] for e in theirs["exceptions"]]
+    if any(name in request.node.callspec.id for name in EXACT):
+        assert (ours["partialResult"], ours["numGroupsLimitReached"]) == (False, False)
+        return
     for key in ("partialResult", "numRowsResultSet", "pools"):
         if "q-group-by-having" not in request.node.callspec.id and not theirs["exceptions"]:
             assert ours[key] == theirs[key], key
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_requests_that_are_no_query_are_the_callers_fault(kit: Kit, name: str) -> None:
+    asked = json.loads((GOLDEN / f"{name}.json").read_text())["request"]
+    body = asked["body"] if isinstance(asked["body"], str) else json.dumps(asked["body"])
+    response = httpx.post(kit.url + asked["url_path"], content=body)
+    assert (response.status_code, response.json()["code"]) == (400, 400)
+
+
+@pytest.mark.parametrize(
+    "name", ["113-broker-cancel-list", "114-broker-routing", "115-broker-time-boundary", "157-broker-not-found-path"]
+)
+def test_other_endpoints_answer_in_the_shapes_recorded_from_pinot(kit: Kit, name: str) -> None:
+    recorded = json.loads((GOLDEN / f"{name}.json").read_text())
+    response = httpx.request(recorded["request"]["method"], kit.url + recorded["request"]["url_path"])
+    theirs = recorded["response"]
+    assert (response.status_code, response.headers["content-type"]) == (
+        theirs["status"],
+        theirs["headers_content_type"],
+    )
+    if "routing" not in name:
+        assert response.json() == theirs["body"]
+        return
+    (table,) = theirs["body"]
+    assert list(response.json()) == [table]
+    assert [type(names) for names in response.json()[table].values()] == [list]
+
+
+def test_an_explained_query_is_answered_by_the_broker_as_recorded_from_pinot(kit: Kit) -> None:
+    recorded = json.loads((GOLDEN / "095-q-explain.json").read_text())
+    answer = ask(kit, recorded["request"]["body"]["sql"])
+    theirs = recorded["response"]["body"]["resultTable"]
+    assert answer["resultTable"]["dataSchema"] == theirs["dataSchema"]
+    assert rows(answer)[:3] == theirs["rows"][:3]
+    assert all(not behaviour.asked for behaviour in kit.servers.values())
+    assert rows(ask(kit, "explain plan for select 1")) == [["BROKER_EVALUATE", 0, -1]]
+
+
+def test_a_trace_has_the_shape_recorded_from_pinot(kit: Kit) -> None:
+    recorded = json.loads((GOLDEN / "097-q-trace.json").read_text())
+    answer = ask(kit, recorded["request"]["body"]["sql"], trace=True)
+    theirs = recorded["response"]["body"]["traceInfo"]
+    for info in (theirs, answer["traceInfo"]):
+        assert all(isinstance(text, str) and json.loads(text) for text in info.values())
 
 
 def test_rows_of_all_partitions_are_counted_once(kit: Kit) -> None:
     answer = ask(kit, "select count(*), sum(clicks), min(ts), max(ts) from gold")
     assert rows(answer) == [[200, 900.0, float(START_MS), float(START_MS + 199_000)]]
     assert answer["totalDocs"] == 200
-    assert (answer["numServersQueried"], answer["numServersResponded"]) == (2, 2)
+    assert answer["numServersQueried"] == answer["numServersResponded"]
+
+
+def test_a_query_over_few_rows_goes_to_one_server_and_is_spread_on_demand(kit: Kit) -> None:
+    assert ask(kit, "select count(*) from gold")["numServersQueried"] == 1
+    spread = ask(kit, "set useFixedReplica = true; set numReplicaGroupsToQuery = 2; select count(*) from gold")
+    assert (spread["numServersQueried"], rows(spread)) == (2, [[200]])
 
 
 def test_pages_of_an_unordered_selection_are_cut_at_the_broker(kit: Kit) -> None:
@@ -144,11 +214,17 @@ def test_when_nobody_can_serve_the_answer_says_so_and_its_freshness_is_unknown(k
     assert (answer["minConsumingFreshnessTimeMs"], answer["freshnessLagMs"]) == (0, None)
 
 
-def test_a_silent_server_costs_half_of_the_time_and_the_other_replica_answers(kit: Kit) -> None:
-    kit.servers["Server_1"].delay_s = 2.5
-    answer = ask(kit, "set timeoutMs=2000; select count(*) from gold")
-    assert rows(answer) == [[200]]
-    assert 900 < answer["timeUsedMs"] < 2000
+def test_a_silent_server_does_not_keep_the_answer_of_the_other_replica_back(kit: Kit) -> None:
+    first = kit.service.network
+    for behaviour in kit.servers.values():
+        behaviour.delay_s = 2.5
+    kit.servers["Server_1"].delay_s = 0.0
+    answers = [ask(kit, "set timeoutMs=2000; select count(*) from gold") for _ in range(3)]
+    assert [rows(answer) for answer in answers] == [[[200]]] * 3
+    assert max(answer["timeUsedMs"] for answer in answers) < 1_500
+    assert answers[-1]["timeUsedMs"] < 500, "known by then"
+    assert first.loads.hedges_total == 1
+    time.sleep(2.0)
 
 
 def test_rows_that_arrived_are_given_out_although_a_server_kept_silent(kit: Kit) -> None:
@@ -162,7 +238,7 @@ def test_rows_that_arrived_are_given_out_although_a_server_kept_silent(kit: Kit)
         for part in gold.partitions
     )
     kit.view = msgspec.structs.replace(
-        whole, version=2, tables={"gold": msgspec.structs.replace(gold, partitions=partitions)}
+        whole, version=2, tables={"gold": msgspec.structs.replace(gold, partitions=partitions, tails={})}
     )
     kit.servers["Server_1"].delay_s = 1.5
     try:
@@ -291,3 +367,27 @@ def test_sqlalchemy_connects_pings_and_selects(kit: Kit) -> None:
     )
     with engine.connect() as connection:
         assert [tuple(row) for row in connection.execute(query)] == [("DE", 1675.0)]
+
+
+def test_sealed_segments_of_other_partitions_are_not_asked_for_and_counted(kit: Kit) -> None:
+    held = kit.view
+    table = held.tables["gold"]
+    sealed = tuple(
+        msgspec.structs.replace(
+            table.partitions[0].consuming,
+            name=f"gold__0__{number}__old", status=SegmentStatus.DONE, end_offset=1, rows=1,
+            partitioning={"user_id": ColumnPartitions(function=PartitionFunction.MODULO, partitions=7, ids=(number,))},
+        )
+        for number in (1, 2)
+    )  # fmt: skip
+    expected = ask(kit, "SELECT COUNT(*) FROM gold WHERE user_id IN (7, 14)")
+    kit.view = msgspec.structs.replace(
+        held, tables=held.tables | {"gold": msgspec.structs.replace(table, segments=sealed)}
+    )
+    try:
+        answer = ask(kit, "SELECT COUNT(*) FROM gold WHERE user_id IN (7, 14)")
+    finally:
+        kit.view = held
+    assert rows(answer) == rows(expected)
+    assert (expected["numSegmentsPrunedByBroker"], answer["numSegmentsPrunedByBroker"]) == (0, 2)
+    assert all(query.segments == () for behaviour in kit.servers.values() for query in behaviour.asked)

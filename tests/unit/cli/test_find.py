@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cremant.cli.find import ClusterFile, RunningRole, find_cluster, read_cluster_file, write_cluster_file
-from cremant.model.errors import Corrupt
+from cremant.model.errors import Corrupt, InvalidConfig, NoResource
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,19 @@ def test_without_any_of_them_it_is_the_usual_port(tmp_path: Path) -> None:
     assert find_cluster(None, tmp_path).controller == "http://127.0.0.1:9000"
 
 
+def test_a_data_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NoResource, match=r"file/cluster\.json: Not a directory"):
+        find_cluster(None, tmp_path / "file")
+
+
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{", encoding="utf-8")
     with pytest.raises(Corrupt, match=r"cluster\.json"):
         find_cluster(None, tmp_path)
+
+
+@pytest.mark.parametrize("given", ["localhost:9000", "foo", "ftp://there:9"])
+def test_a_controller_is_a_url(given: str) -> None:
+    with pytest.raises(InvalidConfig, match="expected http://HOST:PORT"):
+        find_cluster(given, None)

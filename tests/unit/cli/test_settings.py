@@ -48,3 +48,18 @@ def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, content: str) -> Non
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="cannot read"):
         load_settings(tmp_path / "nowhere.toml", {}, {})
+
+
+@pytest.mark.parametrize("written", ['segment.store.root.dir = "/mnt/s"', '"segment.store.root.dir" = "/mnt/s"'])
+def test_the_designs_name_of_the_stores_root_is_its_uri(tmp_path: Path, written: str) -> None:
+    file = tmp_path / "cremant.toml"
+    file.write_text(written, encoding="utf-8")
+    settings = load_settings(file, {}, {})
+    assert (settings.store_uri, settings.source("store_uri")) == ("/mnt/s", f"file {file}")
+    assert load_settings(file, {"store_uri": "/mnt/t"}, {}).store_uri == "/mnt/t"
+    file.write_text(f'{written}\nstore_uri = "/mnt/s"', encoding="utf-8")
+    with pytest.raises(InvalidConfig, match=r"has segment.store.root.dir and store_uri: both mean the same"):
+        load_settings(file, {}, {})
+    file.write_text("segment.store.rot = 1", encoding="utf-8")
+    with pytest.raises(InvalidConfig, match=r"unknown setting 'segment\.store\.rot'"):
+        load_settings(file, {}, {})

@@ -18,7 +18,7 @@ from cremant.cli.find import ClusterFile, read_cluster_file
 from cremant.cli.preflight import DirectoryLock, check_port, free_port
 from cremant.cli.supervisor import RoleSpec, Supervisor, restart_delay_ms
 from cremant.log.embedded import EmbeddedLog
-from cremant.model.errors import Conflict, NoResource
+from cremant.model.errors import Conflict, InvalidConfig, NoResource
 from cremant.model.limits import BACKOFF_MAX_MS
 
 CLUSTER = ClusterFile(controller="http://x", broker="http://y", log_dir="/nowhere", supervisor_pid=1)
@@ -136,6 +136,12 @@ def test_one_data_directory_has_one_supervisor_at_a_time(tmp_path: Path) -> None
         DirectoryLock(tmp_path)
     lock.release()
     DirectoryLock(tmp_path).release()
+
+
+@pytest.mark.parametrize("port", [-1, 65_536, 70_000])
+def test_a_number_that_is_no_port_is_refused(port: int) -> None:
+    with pytest.raises(InvalidConfig, match=f"--broker-port {port}: expected 0 to 65535"):
+        check_port("127.0.0.1", port, "--broker-port")
 
 
 def test_free_ports_differ_and_can_be_listened_on() -> None:

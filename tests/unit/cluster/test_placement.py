@@ -42,12 +42,12 @@ def test_new_partitions_go_to_the_servers_with_less() -> None:
 
 
 def test_load_counts_every_replica() -> None:
-    records = [open_partition("t", p, 0, ("a", "b")[: p + 1], 0, 1)[0] for p in range(2)]
+    records = [open_partition("t", p, 0, ("a", "b")[: p + 1], 0)[0] for p in range(2)]
     assert load_of(records) == {"a": 2, "b": 1}
 
 
 def test_a_partition_opens_at_its_start_with_no_epoch_closed() -> None:
-    record, segment = open_partition("gold", 3, 17, ("s1",), 0, 2)
+    record, segment = open_partition("gold", 3, 17, ("s1",), 0)
     assert segment.name == record.consuming == "gold__3__0__19700101T0000Z"
     assert segment.status is SegmentStatus.IN_PROGRESS
     assert (segment.start.log_offset, segment.start.epoch, segment.start.generation) == (0, 0, 0)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from cremant.cluster.partitions import open_partition
-from cremant.cluster.retention import expired, is_safe, trim_floor
+from cremant.cluster.retention import expired
 from cremant.cluster.states import external_view, ideal_state, new_copies
 from cremant.model.cluster import InstanceReport, SegmentReport, TailReport
-from cremant.model.offsets import Position, Watermark
-from cremant.model.segments import Copy, ReplicaState, SegmentMetadata, SegmentStatus, StoreState
+from cremant.model.offsets import Watermark
+from cremant.model.segments import Copy, ReplicaState, SegmentMetadata, SegmentStatus
 
-RECORD, OPEN = open_partition("t", 0, 0, ("s1", "s2"), 0, 1)
+RECORD, OPEN = open_partition("t", 0, 0, ("s1", "s2"), 0)
 
 
 def _done(sequence: int, **fields: Any) -> SegmentMetadata:
@@ -83,6 +83,7 @@ def test_other_content_and_uncommitted_segments_register_no_copy() -> None:
     other = SegmentReport(table="t", segment="x", state=ReplicaState.ONLINE, checksum="c2")
     assert new_copies(_done(1), "s2", other, 5) is None
     assert new_copies(OPEN, "s2", msgspec.structs.replace(other, checksum="c1"), 5) is None
+    assert new_copies(_done(1), "another", msgspec.structs.replace(other, checksum="c1"), 5) is None, "no replica"
 
 
 def test_a_holder_that_reports_an_error_is_no_copy_any_more() -> None:
@@ -95,44 +96,3 @@ def test_retention_takes_sealed_segments_whose_newest_row_is_too_old() -> None:
     old, young, timeless = _done(1, max_time_ms=99), _done(2, max_time_ms=100), _done(3, created_ms=50)
     assert [s.sequence for s in expired([timeless, young, old, OPEN], 900, 1000)] == [1, 3]
     assert expired([old], None, 10**9) == []
-
-
-def test_a_segment_is_safe_with_a_stored_or_two_verified_copies() -> None:
-    copy = Copy(checksum="c1", verified_at_ms=0)
-    assert not is_safe(_done(1, copies={"s1": copy}))
-    assert is_safe(_done(1, copies={"s1": copy, "s2": copy}))
-    assert is_safe(_done(1, store_state=StoreState.STORED))
-    assert not is_safe(OPEN)
-
-
-def _at(segment: SegmentMetadata, log_offset: int) -> SegmentMetadata:
-    start = Position(log_offset=log_offset, epoch=1, generation=1, next_offset=0)
-    return msgspec.structs.replace(segment, start=start)
-
-
-def test_the_epoch_log_is_kept_from_the_newest_sealed_segment_on() -> None:
-    safe = [_at(_done(n, store_state=StoreState.STORED), n * 100) for n in range(3)]
-    following = _at(msgspec.structs.replace(OPEN, sequence=3), 300)
-    assert trim_floor([*safe, following]) == 200
-
-
-def test_the_epoch_log_is_kept_for_every_segment_that_is_not_safe() -> None:
-    segments = [_at(_done(n, store_state=StoreState.STORED), n * 100) for n in range(5)]
-    segments[1] = _at(_done(1), 100)
-    following = _at(msgspec.structs.replace(OPEN, sequence=5), 500)
-    assert trim_floor([*segments, following]) == 100
-
-
-def test_the_epoch_log_is_kept_for_a_live_replica_that_still_reads_it() -> None:
-    segments = [
-        msgspec.structs.replace(_at(_done(n, store_state=StoreState.STORED), n * 100), start_offset=n * 10)
-        for n in range(5)
-    ]
-    following = msgspec.structs.replace(_at(OPEN, 500), sequence=5, start_offset=50)
-    assert trim_floor([*segments, following], [55, 25]) == 200
-    assert trim_floor([*segments, following], [55, 51]) == 400
-
-
-def test_nothing_is_trimmed_before_the_first_segment_is_sealed() -> None:
-    assert trim_floor([_at(OPEN, 500)]) == 0
-    assert trim_floor([]) == 0

@@ -21,16 +21,26 @@ from cremant.completion.segment import (
     Effect,
     Event,
     Persist,
+    Remember,
     RenewLease,
     Reply,
+    Reports,
+    Stored,
     lease_ms,
     transition_table,
 )
 from cremant.model.cluster import PartitionRecord
-from cremant.model.limits import COMMIT_LEASE_MAX_MS, COMMIT_LEASE_MS
+from cremant.model.limits import (
+    COMMIT_LEASE_MAX_MS,
+    COMMIT_LEASE_MS,
+    WINNER_BEHIND_MS,
+    WINNER_BEHIND_ROWS_MAX,
+    WINNER_WAIT_MS,
+)
 from cremant.model.offsets import Position
 from cremant.model.segments import SegmentMetadata, SegmentStatus, StoreState
-from cremant.wire.messages import CommitEnd, CompletionStatus
+from cremant.segment.cuts import FORCE_COMMIT, PRESSED, ROW_LIMIT, SIZE_LIMIT, TIME_LIMIT
+from cremant.wire.messages import CommitEnd, CompletionStatus, SegmentStored
 
 
 def at(offset: int) -> Position:
@@ -41,9 +51,12 @@ class Store:
     """Durable records of one partition, and the machine made anew for each event, as the controller does it."""
 
     def __init__(self, replicas: tuple[str, ...] = ("s1", "s2", "s3")) -> None:
-        self.partition, segment = open_partition("t", 0, 0, replicas, 0, 1)
+        self.partition, segment = open_partition("t", 0, 0, replicas, 0)
         self.segments = {segment.name: segment}
         self.renewed: dict[str, int] = {}
+        self.reports: dict[str, Reports] = {}
+        #: How far replicas that live and consume show rows.
+        self.visible: dict[str, int] = {}
         self.rules: set[str] = set()
         self.grants: set[tuple[str, int]] = set()
 
@@ -54,8 +67,9 @@ class Store:
     def send(self, event: Event, now_ms: int, segment: str | None = None) -> Reply | None:
         name = segment or self.first.name
         machine = CompletionMachine.recover(
-            "t", self.segments[name], self.partition, renewed_until_ms=self.renewed.get(name, 0)
-        )
+            "t", self.segments[name], self.partition, renewed_until_ms=self.renewed.get(name, 0),
+            reports=self.reports.get(name), visible=self.visible,
+        )  # fmt: skip
         reply: Reply | None = None
         for effect in machine.step(event, now_ms):
             assert reply is None, "nothing may follow the reply"
@@ -70,6 +84,8 @@ class Store:
                 self._persist(effect)
             case RenewLease(until_ms=until_ms):
                 self.renewed[name] = until_ms
+            case Remember(reports=reports):
+                self.reports[name] = reports
             case Reply():
                 return effect
         return None
@@ -77,7 +93,13 @@ class Store:
     def _persist(self, effect: Persist) -> None:
         old, new = self.segments[effect.segment.name], effect.segment
         assert old.end is None or new.end == old.end, "I-1: one end per segment"
-        assert old.status is not SegmentStatus.DONE, "a sealed segment never changes"
+        if old.status is SegmentStatus.DONE:
+            assert old.store_state is not StoreState.STORED, "what is stored stays as it is"
+            upload = {"store_state", "store_url", "store_error", "store_changed_ms", "file_checksum", "size_bytes"}
+            changed = {name for name in old.__struct_fields__ if getattr(old, name) != getattr(new, name)}
+            assert changed <= upload, "a sealed segment changes only by what is known of its upload"
+            self.segments[new.name] = new
+            return
         if new.commit_token != old.commit_token:
             assert (new.name, new.commit_token) not in self.grants, "a token is given once"
             self.grants.add((new.name, new.commit_token))
@@ -101,9 +123,20 @@ def end(store: Store, instance: str, token: int, position: Position, **fields: A
     values: dict[str, Any] = {
         "instance": instance, "table": "t", "incarnation": "i", "segment": store.first.name, "token": token,
         "end": position, "rows": 5, "size_bytes": 7, "checksum": "c1", "file_checksum": "f1", "store_url": "file:///x",
+        "store_state": StoreState.STORED,
         **fields,
     }  # fmt: skip
     return CommitEnded(CommitEnd(**values))
+
+
+def stored(store: Store, segment: str | None = None, **fields: Any) -> Stored:
+    values: dict[str, Any] = {
+        "instance": "s1", "table": "t", "incarnation": "i", "segment": segment or store.first.name, "checksum": "c1",
+        "file_checksum": "f1", **fields,
+    }  # fmt: skip
+    if "error" not in fields:
+        values.setdefault("url", "file:///x")
+    return Stored(SegmentStored(**values))
 
 
 def status(reply: Reply | None) -> CompletionStatus:
@@ -111,11 +144,66 @@ def status(reply: Reply | None) -> CompletionStatus:
     return reply.status
 
 
-def test_the_first_reporter_decides_the_cut_and_commits() -> None:
+@pytest.mark.parametrize("reason", [ROW_LIMIT, SIZE_LIMIT, FORCE_COMMIT])
+def test_of_a_cut_that_is_the_same_everywhere_the_first_reporter_commits_at_once(reason: str) -> None:
     store = Store()
-    reply = store.send(Consumed("s2", at(7)), 0)
+    store.visible = {"s1": 100, "s2": 100, "s3": 100}
+    reply = store.send(Consumed("s2", at(7), reason), 0)
     assert reply == Reply(CompletionStatus.COMMIT, at(7), 1, "first-wins")
     assert (store.first.status, store.first.committer, store.first.end_offset) == (SegmentStatus.COMMITTING, "s2", 7)
+
+
+@pytest.mark.parametrize("reason", [TIME_LIMIT, PRESSED])
+def test_of_other_cuts_the_largest_offset_wins_once_all_live_replicas_have_reported(reason: str) -> None:
+    store = Store()
+    store.visible = {"s1": 9, "s2": 9, "s3": 9}
+    assert store.send(Consumed("s1", at(5), reason), 0) == Reply(CompletionStatus.HOLD, rule="may-report")
+    assert status(store.send(Consumed("s2", at(8), reason), 1)) is CompletionStatus.HOLD
+    assert store.first.status is SegmentStatus.IN_PROGRESS
+    told = store.send(Consumed("s3", at(6), reason), 2)
+    assert told == Reply(CompletionStatus.CATCH_UP, at(8), 1, "other-wins")
+    assert (store.first.committer, store.first.end) == ("s2", at(8))
+    assert store.send(Consumed("s2", at(9), "decided"), 3) == Reply(CompletionStatus.COMMIT, at(8), 1, "commit-again")
+
+
+def test_the_caller_goes_before_others_with_the_same_offset() -> None:
+    store = Store()
+    store.visible = {"s1": 7, "s2": 7, "s3": 7}
+    for instance in ("s1", "s2"):
+        store.send(Consumed(instance, at(7), TIME_LIMIT), 0)
+    assert store.send(Consumed("s3", at(7), TIME_LIMIT), 1) == Reply(CompletionStatus.COMMIT, at(7), 1, "largest-wins")
+
+
+def test_replicas_that_do_not_report_are_waited_for_a_while_only() -> None:
+    store = Store()
+    store.visible = {"s1": 7, "s2": 7, "s3": 7}
+    assert status(store.send(Consumed("s1", at(7), TIME_LIMIT), 50)) is CompletionStatus.HOLD
+    assert status(store.send(Consumed("s1", at(7), TIME_LIMIT), 49 + WINNER_WAIT_MS)) is CompletionStatus.HOLD
+    assert status(store.send(Consumed("s1", at(7), TIME_LIMIT), 50 + WINNER_WAIT_MS)) is CompletionStatus.COMMIT
+
+
+def test_replicas_that_died_or_stopped_are_neither_waited_for_nor_chosen() -> None:
+    store = Store()
+    store.visible = {"s1": 9, "s2": 9, "s3": 9}
+    store.send(Consumed("s2", at(9), TIME_LIMIT), 0)
+    store.visible = {"s1": 9}  # s2 stopped after its report, s3 died without one
+    assert store.send(Consumed("s1", at(5), TIME_LIMIT), 1) == Reply(CompletionStatus.COMMIT, at(5), 1, "largest-wins")
+
+
+def test_a_cut_far_behind_what_a_live_replica_shows_is_refused_but_not_for_ever() -> None:
+    store = Store()
+    store.visible = {"s1": 7, "s2": 8 + WINNER_BEHIND_ROWS_MAX, "s3": 7}
+    store.send(Consumed("s1", at(7), TIME_LIMIT), 0)
+    store.send(Consumed("s3", at(7), TIME_LIMIT), 0)
+    refused = store.send(Consumed("s1", at(7), TIME_LIMIT), WINNER_WAIT_MS)
+    assert refused == Reply(CompletionStatus.HOLD, rule="far-behind")
+    assert status(store.send(Consumed("s1", at(7), TIME_LIMIT), WINNER_BEHIND_MS)) is CompletionStatus.COMMIT
+    other = Store()
+    other.visible = dict(store.visible)
+    other.send(Consumed("s1", at(7), TIME_LIMIT), 0)
+    other.send(Consumed("s3", at(7), TIME_LIMIT), 0)
+    ahead = at(8 + WINNER_BEHIND_ROWS_MAX)
+    assert other.send(Consumed("s2", ahead, TIME_LIMIT), 1) == Reply(CompletionStatus.COMMIT, ahead, 1, "largest-wins")
 
 
 def test_a_commit_seals_the_segment_and_opens_the_next_at_its_end() -> None:
@@ -173,6 +261,72 @@ def test_progress_of_the_committer_keeps_its_lease_and_of_others_does_not() -> N
 def test_every_take_over_doubles_the_lease_up_to_a_bound() -> None:
     assert [lease_ms(token) for token in (1, 2, 3)] == [COMMIT_LEASE_MS, 2 * COMMIT_LEASE_MS, 4 * COMMIT_LEASE_MS]
     assert lease_ms(100) == COMMIT_LEASE_MAX_MS
+
+
+def test_a_committer_that_only_asks_again_does_not_keep_its_lease() -> None:
+    """Its build fails each time, for a full disk: another replica must get its turn."""
+    store = Store()
+    store.send(Consumed("s1", at(7)), 0)
+    for now_ms in range(0, COMMIT_LEASE_MS, 1000):
+        assert status(store.send(Consumed("s1", at(9)), now_ms)) is CompletionStatus.COMMIT
+    assert status(store.send(Consumed("s2", at(9)), COMMIT_LEASE_MS)) is CompletionStatus.COMMIT
+    assert store.first.committer == "s2"
+
+
+def committed(**fields: Any) -> Store:
+    store = Store()
+    store.send(Consumed("s1", at(7)), 0)
+    store.send(end(store, "s1", 1, at(7), store_url=None, **fields), 1)
+    return store
+
+
+def test_an_upload_that_lands_after_the_commit_is_recorded_once() -> None:
+    store = committed(store_state=StoreState.PENDING)
+    assert (store.first.store_state, store.first.store_url) == (StoreState.PENDING, None)
+    assert store.send(stored(store), 5) == Reply(CompletionStatus.KEEP, rule="stored", store_url="file:///x")
+    assert (store.first.store_state, store.first.store_url) == (StoreState.STORED, "file:///x")
+    assert store.first.store_changed_ms == 5
+    assert status(store.send(stored(store), 6)) is CompletionStatus.KEEP
+    other = store.send(stored(store, url="file:///y", instance="s2"), 7)
+    assert other == Reply(CompletionStatus.DISCARD, rule="stored-other", store_url="file:///x")
+    assert status(store.send(stored(store, error="late", instance="s2"), 8)) is CompletionStatus.DISCARD
+    assert store.first.store_state is StoreState.STORED
+
+
+def test_a_failed_upload_is_recorded_with_its_cause_until_one_lands() -> None:
+    store = committed(store_state=StoreState.FAILED, store_error="no route")
+    assert (store.first.store_state, store.first.store_error) == (StoreState.FAILED, "no route")
+    assert status(store.send(stored(store, error="disk quota"), 5)) is CompletionStatus.KEEP
+    assert (store.first.store_error, store.first.store_changed_ms) == ("disk quota", 5)
+    assert status(store.send(stored(store, file_checksum="f2", size_bytes=77), 9)) is CompletionStatus.KEEP
+    first = store.first
+    assert (first.store_error, first.file_checksum, first.size_bytes) == (None, "f2", 77), "those of the object"
+
+
+def test_an_upload_of_other_content_is_not_wanted() -> None:
+    store = committed(store_state=StoreState.PENDING)
+    assert status(store.send(stored(store, checksum="c2"), 5)) is CompletionStatus.DISCARD
+    assert store.first.store_state is StoreState.PENDING
+
+
+def test_an_upload_that_lands_before_its_commit_waits_for_it() -> None:
+    store = Store()
+    store.send(Consumed("s1", at(7)), 0)
+    assert status(store.send(stored(store), 1)) is CompletionStatus.HOLD
+    assert status(store.send(stored(store, error="no"), 1)) is CompletionStatus.DISCARD
+    assert store.first.store_state is StoreState.NONE
+
+
+def test_the_longer_lease_of_a_committer_that_died_ends_as_if_it_were_the_first() -> None:
+    store = Store()
+    store.visible = {"s1": 9, "s2": 9, "s3": 9}
+    store.send(Consumed("s1", at(7)), 0)
+    store.send(Consumed("s2", at(7)), COMMIT_LEASE_MS)
+    assert (store.first.committer, store.first.commit_token) == ("s2", 2)
+    assert status(store.send(Consumed("s3", at(7)), 2 * COMMIT_LEASE_MS)) is CompletionStatus.HOLD
+    del store.visible["s2"]
+    assert status(store.send(Consumed("s3", at(7)), 2 * COMMIT_LEASE_MS - 1)) is CompletionStatus.HOLD
+    assert status(store.send(Consumed("s3", at(7)), 2 * COMMIT_LEASE_MS)) is CompletionStatus.COMMIT
 
 
 def test_a_lost_reply_to_a_commit_is_repeated() -> None:
@@ -246,11 +400,17 @@ class Adversary:
         segment = self.dice.choice(sorted(self.store.segments))
         offset = self.store.segments[segment].start_offset + self.dice.randint(0, 9)
         sender = self.dice.choice(["s1", "s2", "s3", "s9"])
-        event: Event = Consumed(sender, at(offset))
+        self.store.visible = {
+            i: self.dice.choice([0, 9, 10**6]) for i in ("s1", "s2", "s3") if self.dice.random() < 0.8
+        }
+        event: Event = Consumed(sender, at(offset), self.dice.choice([ROW_LIMIT, TIME_LIMIT, TIME_LIMIT, PRESSED]))
         if self.dice.random() < 0.2:
             event = CommitterProgressed(sender)
         if self.dice.random() < 0.05:
             event = end(self.store, sender, self.dice.randint(0, 3), at(offset), segment=segment)
+        if self.dice.random() < 0.2:
+            said = self.dice.choice([{"url": "file:///x"}, {"url": "file:///y"}, {"error": "down"}, {"checksum": "c2"}])
+            event = stored(self.store, segment, **said)
         self._post(event, segment)
 
     def _finish(self) -> None:
@@ -260,7 +420,10 @@ class Adversary:
         instance, segment = key.split("|")
         reply = self.working[key]
         assert reply.end is not None
-        self._post(end(self.store, instance, reply.token, reply.end, segment=segment), segment)
+        state = self.dice.choice([StoreState.STORED, StoreState.PENDING, StoreState.FAILED, StoreState.NONE])
+        url = "file:///x" if state is StoreState.STORED else None
+        event = end(self.store, instance, reply.token, reply.end, segment=segment, store_state=state, store_url=url)
+        self._post(event, segment)
 
     def _post(self, event: Event, segment: str) -> None:
         for _ in range(self.dice.choice([0, 1, 1, 1, 2])):
@@ -281,6 +444,7 @@ class Adversary:
     def _restart(self) -> None:
         if self.dice.random() < 0.2:
             self.store.renewed.clear()
+            self.store.reports.clear()
 
     def _check_chain(self) -> None:
         chain = sorted(self.store.segments.values(), key=lambda s: s.sequence)

@@ -23,14 +23,14 @@ OTHER_WORDS = {
     "029": "the hint says more",
     "030": "our own JSON parser",
     "129": "consumption resumes in place: no new segments are created",
-    "133": "there is no forceCommit yet: unknown path",
 }
 #: number -> why the body has another shape.
 OTHER_SHAPE = {
     "005": "our version",
     "129": "the open segments stay open while paused, and are named at once",
 }
-_TIME = re.compile(r"\d{8}T\d{4}Z")
+#: Sequence and time of a segment's name: the recording had cut some segments already.
+_TIME = re.compile(r"\d+__\d{8}T\d{4}Z")
 
 
 def _embedded(body: Any) -> str | bytes | None:
@@ -60,7 +60,8 @@ def _words(value: Any) -> list[str]:
     return []
 
 
-def test_recorded_calls_are_answered_alike(cluster: Cluster) -> None:
+def test_recorded_calls_are_answered_alike(still_cluster: Cluster) -> None:
+    cluster = still_cluster  # on a busy machine nobody dies between two calls
     cluster.beat("Server_127.0.0.1_8098")
     cluster.beat("Broker_127.0.0.1_8099", Role.BROKER)
     cluster.post("/topics", {"name": "gold", "partitions": 2})

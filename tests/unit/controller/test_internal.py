@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import Any
 
-from control import Cluster, tail
+import httpx
+import msgspec
+import pytest
+from control import Cluster, schema, table, tail
 
 from cremant.cluster.leases import holder_name
-from cremant.model.cluster import ClusterView, InstanceReport, Role, SegmentReport, TableView
+from cremant.cluster.view_delta import apply
+from cremant.model.cluster import ClusterView, InstanceRecord, InstanceReport, Role, SegmentReport, TableView
 from cremant.model.limits import INSTANCE_DEAD_AFTER_MS
 from cremant.model.offsets import Position
 from cremant.model.segments import ReplicaState, SegmentStatus
@@ -22,11 +27,14 @@ from cremant.wire.messages import (
     CompletionStatus,
     GenerationReply,
     GenerationRequest,
+    Heartbeat,
+    HeartbeatReply,
     LeaseReply,
     LeaseRequest,
     SegmentConsumed,
     SegmentConsumedReply,
 )
+from cremant.wire.view import DELTAS, VIEW_HEADER, ViewDelta
 
 S1, S2 = "Server_127.0.0.1_8098", "Server_127.0.0.1_8097"
 
@@ -86,6 +94,32 @@ def _poll(cluster: Cluster, since: int, nonce: str, timeout_ms: int) -> tuple[in
     return answer.status_code, decode(answer.content, ClusterView) if answer.status_code == 200 else None
 
 
+def test_segments_that_a_heartbeat_leaves_out_are_as_they_were(cluster: Cluster) -> None:
+    """Also after a restart: a controller that does not know them asks for all."""
+    made = cluster.create(partitions=1)
+    name = made.partitions[0].consuming.name
+    said = SegmentReport(table="gold", segment=name, state=ReplicaState.CONSUMING)
+    whole = Heartbeat(
+        instance=InstanceRecord(id=S1, role=Role.SERVER, host="127.0.0.1", port=8098), nonce="n1",
+        report=InstanceReport(segments=(said,)),
+    )  # fmt: skip
+    kept = msgspec.structs.replace(whole, report=InstanceReport(), segments_kept=True)
+    cluster.send("heartbeat", whole, HeartbeatReply)
+    view = cluster.settled_view()
+    for _ in range(3):
+        assert not cluster.send("heartbeat", kept, HeartbeatReply).say_all
+    assert cluster.settled_view().version == view.version
+    assert cluster.view().tables["gold"].external == {name: {S1: ReplicaState.CONSUMING}}
+    another = msgspec.structs.replace(kept, nonce="n2")
+    assert cluster.send("heartbeat", another, HeartbeatReply).say_all
+    cluster.controller.stop()
+    cluster.start()
+    assert cluster.send("heartbeat", kept, HeartbeatReply).say_all
+    assert cluster.controller.instances.reports() == {}, "a heartbeat that says too little counts for nothing"
+    assert not cluster.send("heartbeat", whole, HeartbeatReply).say_all
+    assert not cluster.send("heartbeat", kept, HeartbeatReply).say_all
+
+
 def test_a_long_poll_without_news_gets_304_at_its_timeout(cluster: Cluster) -> None:
     cluster.beat(S1)
     view = cluster.settled_view()
@@ -115,6 +149,62 @@ def test_a_view_of_another_controller_is_answered_at_once(cluster: Cluster) -> N
     assert (status, newer and newer.controller_nonce) == (200, view.controller_nonce)
 
 
+def _poll_deltas(cluster: Cluster, since: int, nonce: str) -> httpx.Response:
+    path = f"/internal/v1/view?since={since}&nonce={nonce}&timeoutMs=10000&deltas=true"
+    return cluster.request("GET", path)
+
+
+def test_who_knows_a_recent_view_gets_only_what_changed_since(cluster: Cluster) -> None:
+    cluster.create()
+    view = cluster.settled_view()
+    for name in ("second", "third"):
+        cluster.post("/schemas", schema(name))
+        cluster.post("/tables", table(name))
+        last = cluster.settled_view()
+    answer = _poll_deltas(cluster, view.version, view.controller_nonce)
+    assert answer.headers[VIEW_HEADER] == DELTAS
+    deltas = decode(answer.content, tuple[ViewDelta, ...])
+    assert len(deltas) >= 2
+    assert all("gold" not in {**delta.tables, **delta.whole} for delta in deltas)
+    assert functools.reduce(apply, deltas, view) == last
+
+
+def test_a_change_is_never_known_before_the_view_that_it_leads_to(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who applied it would ask for what is newer, and be given the older whole view."""
+    view = cluster.controller.view
+    ahead: list[int] = []
+    cluster.beat(S1)
+    before = cluster.settled_view()
+
+    class Watched:
+        def __init__(self) -> None:
+            self._lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            self._lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            if view._deltas and view._deltas[-1].since >= view.version:
+                ahead.append(view.version)
+            self._lock.release()
+
+    monkeypatch.setattr(view, "_guard", Watched())
+    cluster.create()
+    assert cluster.settled_view().version > before.version
+    assert ahead == []
+
+
+def test_who_knows_another_or_a_forgotten_view_gets_the_whole_one(cluster: Cluster) -> None:
+    cluster.create()
+    view = cluster.settled_view()
+    for since, nonce in ((view.version, "another"), (-1, view.controller_nonce), (-1, "")):
+        answer = _poll_deltas(cluster, since, nonce)
+        assert VIEW_HEADER not in answer.headers
+        assert decode(answer.content, ClusterView).version == view.version
+
+
 def test_after_a_restart_no_view_calls_everyone_dead(cluster: Cluster) -> None:
     cluster.create(replication=2)
     cluster.controller.stop()
@@ -130,6 +220,8 @@ def test_a_heartbeat_that_is_no_heartbeat_is_refused_with_its_place(cluster: Clu
     answer = cluster.request("POST", "/internal/v1/heartbeat", content=b'{"nonce": 5}')
     assert answer.status_code == 400
     assert "Heartbeat" in answer.json()["error"]
+    answer = cluster.request("POST", "/internal/v1/heartbeat", content=b'{"x": ' + b"[" * 100_000)
+    assert answer.status_code == 400
 
 
 # --- pipeline -----------------------------------------------------------------------------------------------------

@@ -19,12 +19,14 @@ import httpx
 import pytest
 from control import schema, table
 
+from cremant.controller.main import run_controller
 from cremant.log.embedded import EmbeddedLog
 from cremant.model.cluster import ClusterView, InstanceReport, Role
-from cremant.model.errors import CremantError
+from cremant.model.errors import CremantError, InvalidConfig
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
 from cremant.model.segments import SegmentStatus
+from cremant.model.settings import Settings
 from cremant.shell.member import Member
 from cremant.wire.messages import CommitEnd, CommitEndReply, CompletionStatus, SegmentConsumed, SegmentConsumedReply
 
@@ -33,7 +35,8 @@ import sys
 from cremant.controller.main import run_controller
 from cremant.model.settings import Settings
 base, port = sys.argv[1], int(sys.argv[2])
-layer = {"data_dir": base + "/controller", "log_dir": base + "/log", "store_dir": base + "/store"}
+layer = {"data_dir": base + "/controller", "log_dir": base + "/log", "store_uri": base + "/store"}
+layer |= dict(setting.split("=", 1) for setting in sys.argv[3:])
 run_controller(Settings(("test", layer)), port=port, insecure=False)
 """
 
@@ -41,8 +44,9 @@ run_controller(Settings(("test", layer)), port=port, insecure=False)
 class Process:
     """A controller that is started again on the same files and the same port."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, *settings: str) -> None:
         self.base = base
+        self.settings = settings
         self.port = 0
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -54,7 +58,7 @@ class Process:
         address = self.base / "controller" / "address.json"
         address.unlink(missing_ok=True)
         log = (self.base / "stderr.log").open("ab")
-        arguments = [sys.executable, "-c", _PROGRAM, str(self.base), str(self.port)]
+        arguments = [sys.executable, "-c", _PROGRAM, str(self.base), str(self.port), *self.settings]
         self.process = subprocess.Popen(arguments, stderr=log)
         log.close()
         _until(address.exists)
@@ -283,3 +287,21 @@ def test_members_keep_their_view_while_the_controller_is_away(controller: Proces
         assert [instance.live for instance in view.instances] == [True]
     finally:
         member.stop()
+
+
+def test_a_controller_whose_logs_are_all_in_kafka_makes_no_directory_for_the_embedded_one(tmp_path: Path) -> None:
+    process = Process(tmp_path, "epoch_log=kafka", "kafka_brokers=127.0.0.1:9")
+    process.start()
+    try:
+        _until(lambda: process.call("GET", "/health").status_code == 200)
+        assert process.call("GET", "/tables").json() == {"tables": []}
+        assert not (tmp_path / "log").exists()
+        assert process.call("POST", "/topics", {"name": "first", "partitions": 1}).status_code == 200
+        assert (tmp_path / "log").is_dir()
+    finally:
+        process.kill()
+
+
+def test_a_controller_with_an_epoch_log_that_cannot_be_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="setting kafka_brokers"):
+        run_controller(Settings(("test", {"data_dir": str(tmp_path), "epoch_log": "kafka"})), port=0, insecure=False)

@@ -4,21 +4,30 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import json
+import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
-from control import Cluster, table, tail
+from authority import Authority
+from control import Cluster, schema, table, tail
 
+from cremant.controller.main import make_controller_app
 from cremant.log.api import Message
-from cremant.model.cluster import InstanceReport, Role, SegmentReport, TableView
+from cremant.model.cluster import TAIL_QUOTA, InstanceReport, Role, SegmentReport, TableView
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
-from cremant.model.segments import ReplicaState
+from cremant.model.segments import ReplicaState, StoreState
+from cremant.model.settings import Settings
+from cremant.segment.archive import unpack
+from cremant.shell.tls import client_context, listener_context
+from cremant.store.deepstore import checksum_of
 from cremant.wire.messages import CommitEnd, CommitEndReply, SegmentConsumed, SegmentConsumedReply
 
-S1 = "Server_127.0.0.1_8098"
+S1, S2 = "Server_127.0.0.1_8098", "Server_127.0.0.1_8097"
 
 
 def _seal(cluster: Cluster, made: TableView, offset: int, **fields: Any) -> str:
@@ -31,9 +40,11 @@ def _seal(cluster: Cluster, made: TableView, offset: int, **fields: Any) -> str:
     )
     reply = cluster.send("segmentConsumed", consumed, SegmentConsumedReply)
     values: dict[str, Any] = {"store_url": None, "max_time_ms": 1, "min_time_ms": 1, **fields}
+    if values["store_url"] is not None:
+        values["store_state"] = StoreState.STORED
     ended = CommitEnd(
         instance=S1, table="gold", incarnation=incarnation, segment=name, token=reply.token, end=position, rows=5,
-        size_bytes=11, checksum="sha256:00ff", file_checksum="f", **values,
+        size_bytes=11, checksum="sha256:00ff", **{"file_checksum": "f", **values},
     )  # fmt: skip
     assert cluster.send("commitEnd", ended, CommitEndReply).status == "COMMIT_SUCCESS"
     return name
@@ -180,11 +191,37 @@ def test_stored_objects_that_nobody_names_are_swept_once_they_are_old(
     incarnation = made.record.incarnation
     named = cluster.deep_store.put(f"gold/{incarnation}/named.parquet", cluster.directory / "object")
     cluster.deep_store.put(f"gold/{incarnation}/orphan.parquet", cluster.directory / "object")
+    strangers = {f"gold/{incarnation}x/a.parquet", "silver/1/a.parquet", "gold/a.parquet"}
+    for name in strangers:  # of another cluster's tables, or of ours in other metadata
+        cluster.deep_store.put(name, cluster.directory / "object")
     _seal(cluster, made, 5, store_url=named)
-    assert cluster.controller.janitor.sweep_store() == 0, "too young"
-    monkeypatch.setattr("cremant.controller.housekeeping.ORPHAN_OBJECT_AGE_MS", -1)
-    assert cluster.controller.janitor.sweep_store() == 1
-    assert [found.name for found in cluster.deep_store.list("")] == [f"gold/{incarnation}/named.parquet"]
+    assert cluster.controller.objects.sweep() == 0, "too young"
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_OBJECT_AGE_MS", -1)
+    assert cluster.controller.objects.sweep() == 0, "seen for the first time"
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_SEEN_MS", 0)
+    assert cluster.controller.objects.sweep() == 1
+    assert {found.name for found in cluster.deep_store.list("")} == {f"gold/{incarnation}/named.parquet", *strangers}
+
+
+def test_an_object_that_is_recorded_while_others_are_swept_stays(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_OBJECT_AGE_MS", -1)
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_SEEN_MS", 0)
+    made = cluster.create(partitions=1)
+    (cluster.directory / "object").write_bytes(b"x")
+    names = [f"gold/{made.record.incarnation}/{which}.parquet" for which in ("first", "second")]
+    urls = [cluster.deep_store.put(name, cluster.directory / "object") for name in names]
+    _seal(cluster, made, 5, store_url="s3://the-store-of-before/segment.parquet")
+    delete = cluster.deep_store.delete
+
+    def slow_delete(name: str) -> None:
+        delete(name)
+        _seal(cluster, made, 10, store_url=urls[1])
+
+    monkeypatch.setattr(cluster.deep_store, "delete", slow_delete)
+    assert cluster.controller.objects.sweep() == 1
+    assert [found.name for found in cluster.deep_store.list("")] == names[1:]
 
 
 # --- status, brokers, metrics -------------------------------------------------------------------------------------
@@ -199,6 +236,17 @@ def test_the_status_shows_lag_per_partition(cluster: Cluster) -> None:
     assert (first["streamEnd"], first["visibleOffset"], first["lagRows"]) == (10, 7, 3)
     assert (shown["lagRows"], shown["state"]) == (3, "waiting for a pipeline")
     assert first["replicas"][S1]["live"]
+
+
+def test_a_tail_without_room_says_so_in_the_status_and_as_a_consumer(cluster: Cluster) -> None:
+    made = cluster.create(partitions=2)
+    full = msgspec.structs.replace(tail(made, 0), state=TAIL_QUOTA)
+    cluster.beat(S1, report=InstanceReport(tails=(full, tail(made, 1))))
+    (shown,) = cluster.get("/status")["tables"]
+    assert [partition["replicas"][S1]["state"] for partition in shown["partitions"]] == [TAIL_QUOTA, "consuming"]
+    consumers = cluster.get("/tables/gold/consumingSegmentsInfo")["_segmentToConsumingInfoMap"].values()
+    states = [(said["consumerState"], said.get("tailState")) for (said,) in consumers]
+    assert states == [("NOT_CONSUMING", TAIL_QUOTA), ("CONSUMING", None)]
 
 
 def test_live_brokers_are_named_per_table(cluster: Cluster) -> None:
@@ -221,7 +269,10 @@ def test_a_dead_member_that_hosts_nothing_can_be_dropped(cluster: Cluster) -> No
     assert cluster.request("DELETE", "/instances/Broker_127.0.0.1_8099").status_code == 409
     cluster.controller.instances._heard.clear()
     cluster.controller.instances.refresh_liveness()
-    assert cluster.request("DELETE", f"/instances/{S1}").status_code == 409
+    refused = cluster.request("DELETE", f"/instances/{S1}")
+    assert refused.status_code == 409
+    assert f"drop instance {S1} - tables have replicas on it: gold" in refused.json()["error"]
+    assert "POST /tables/{table}/rebalance" in refused.json()["error"]
     answer = cluster.request("DELETE", "/instances/Broker_127.0.0.1_8099")
     assert answer.json() == {"status": "Successfully dropped instance"}
     assert cluster.request("GET", "/instances/Broker_127.0.0.1_8099").status_code == 404
@@ -256,3 +307,96 @@ def test_offline_tables_are_not_there(cluster: Cluster) -> None:
     document = table()
     document["tableType"] = "OFFLINE"
     cluster.post("/tables", document, status=400)
+
+
+def test_what_is_wrong_with_a_table_is_told_in_one_place(cluster: Cluster) -> None:
+    made = cluster.create(partitions=1)
+    segment = made.partitions[0].consuming.name
+    broken = SegmentReport(table="gold", segment=segment, state=ReplicaState.ERROR, error="rows.parquet is damaged")
+    report = InstanceReport(segments=(broken,), tails=(tail(made, 0, error="E-4: counts differ"),))
+    cluster.beat("Server_127.0.0.1_8098", report=report)
+    [found] = cluster.get("/debug/tables/gold?type=realtime")
+    assert found["ingestionStatus"] == {"ingestionState": "UNHEALTHY", "errorMessage": "E-4: counts differ"}
+    [info] = found["segmentDebugInfos"]
+    assert info["segmentName"] == segment
+    assert "rows.parquet is damaged" in str(info["serverState"])
+    assert cluster.request("GET", "/debug/tables/nosuch").status_code == 404
+
+
+def test_a_deep_store_that_does_not_work_is_told_at_creation_and_refuses_no_table(cluster: Cluster) -> None:
+    cluster.create()
+    assert cluster.deep_store.list("") == []  # the probe of it left nothing
+    cluster.post("/tables/gold", method="DELETE")
+    root = cluster.deep_store.root
+    root.rename(root.with_name("elsewhere"))
+    root.write_bytes(b"a file where the share should be")
+    made = cluster.post("/tables", table())
+    (warning,) = made["warnings"]
+    assert str(root) in warning
+    assert "gold" in cluster.controller.catalog.tables
+
+
+def test_holders_are_asked_by_the_scheme_of_the_table(cluster: Cluster) -> None:
+    """The server says 409 to whoever reaches it: that is passed on. Nobody listens for HTTP."""
+    ours = Authority(cluster.directory, "ours")
+
+    class Refuses(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(409)
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refuses)
+    context = listener_context(_settings(**dict(zip(("tls_cert", "tls_key"), ours.sign("server"), strict=True))))
+    assert context is not None
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for name in (S1, S2):
+            cluster.beat(name, tls_port=server.server_address[1])
+        cluster.post("/topics", {"name": "events", "partitions": 2})
+        cluster.post("/schemas", schema("gold"))
+        document = table("gold", replication=2)
+        document["segmentsConfig"]["peerSegmentDownloadScheme"] = "https"
+        cluster.post("/tables", document)
+        made = cluster.view_where(lambda view: "gold" in view.tables).tables["gold"]
+        name = _seal(cluster, made, 5)
+        stranger = cluster.request("GET", f"/segments/gold/{name}")
+        assert "certificate verify failed" in stranger.json()["error"]
+        cluster.app = make_controller_app(cluster.controller, client_context(_settings(tls_ca=ours.certificate)))
+        assert cluster.request("GET", f"/segments/gold/{name}").status_code == 409
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _settings(**values: object) -> Settings:
+    return Settings(("test", {name: str(value) for name, value in values.items()}))
+
+
+def test_a_segment_is_downloaded_from_the_store_when_no_holder_answers(cluster: Cluster) -> None:
+    made = cluster.create()
+    rows = cluster.directory / "object"
+    rows.write_bytes(b"the rows of a segment")
+    named = f"gold/{made.record.incarnation}/one.parquet"
+    url = cluster.deep_store.put(named, rows)
+    name = _seal(cluster, made, 5, store_url=url, file_checksum=checksum_of(rows))
+    unstored = _seal(cluster, made, 9)
+    answer = cluster.request("GET", f"/segments/gold_REALTIME/{name}")  # the holder is alive, and listens nowhere
+    assert answer.status_code == 200
+    assert answer.headers["X-Cremant-Content-Checksum"] == "sha256:00ff"
+    (cluster.directory / "archive").write_bytes(answer.content)
+    unpack(cluster.directory / "archive", name, cluster.directory / "back", bytes_max=100_000)
+    assert (cluster.directory / "back").read_bytes() == b"the rows of a segment"
+    cluster.deep_store.delete(named)
+    for _ in range(5):  # places come back
+        missing = cluster.request("GET", f"/segments/gold/{name}")
+        assert missing.status_code == 503
+        assert f"{S1}: ConnectError" in missing.json()["error"]
+        assert f"no object {named}" in missing.json()["error"]
+    assert "the deep store does not have it" in cluster.request("GET", f"/segments/gold/{unstored}").json()["error"]
+    opened = cluster.controller.catalog.partitions["gold"][0].consuming
+    for path in (f"gold/{opened}", "gold/other", f"gold_OFFLINE/{name}", f"other/{name}"):
+        assert cluster.request("GET", f"/segments/{path}").status_code == 404

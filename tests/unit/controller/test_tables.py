@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 from control import Cluster, heartbeat_of, schema, table, tail
@@ -12,6 +13,7 @@ from control import Cluster, heartbeat_of, schema, table, tail
 from cremant.controller.tables import is_internal_topic
 from cremant.log.api import Message
 from cremant.model.cluster import InstanceReport, Role
+from cremant.model.errors import InvalidConfig
 from cremant.model.names import dead_letter_topic, epoch_topic
 from cremant.model.segments import SegmentStatus
 from cremant.store.metadata import StoreConflict
@@ -105,6 +107,30 @@ def test_another_stream_topic_is_refused_on_a_live_table(cluster: Cluster) -> No
     cluster.post("/tables/gold", table(topic="other"), method="PUT", status=409)
 
 
+def test_https_between_servers_is_refused_while_a_live_server_offers_none(cluster: Cluster) -> None:
+    def with_scheme(scheme: str) -> dict[str, Any]:
+        document = table(replication=2)
+        document["segmentsConfig"]["peerSegmentDownloadScheme"] = scheme
+        return document
+
+    cluster.beat("Server_a_1", tls_port=9443)
+    cluster.beat("Server_b_1")
+    cluster.post("/topics", {"name": "events", "partitions": 1})
+    cluster.post("/schemas", schema())
+    answer = cluster.post("/tables", with_scheme("https"), status=400)
+    assert "peerSegmentDownloadScheme: https, but Server_b_1 offer no HTTPS" in answer["error"]
+    cluster.post("/tables", with_scheme("http"))
+    cluster.post("/tables/gold", with_scheme("https"), method="PUT", status=400)
+    cluster.beat("Server_b_1", tls_port=9444)
+    cluster.post("/tables/gold", with_scheme("https"), method="PUT")
+    made = cluster.view_where(lambda view: view.tables["gold"].record.config.completion.peer_scheme == "https")
+    assert [server.tls_url for server in made.instances if server.role is Role.SERVER] == [
+        "https://127.0.0.1:9443", "https://127.0.0.1:9444",
+    ]  # fmt: skip
+    cluster.beat("Server_c_1")  # the table stays what it is, and can be changed
+    cluster.post("/tables/gold", with_scheme("https"), method="PUT")
+
+
 def test_a_new_column_reaches_the_table_with_a_new_config_version(cluster: Cluster) -> None:
     cluster.create()
     wider = schema()
@@ -157,10 +183,11 @@ def test_a_dropped_tables_bytes_go_once_nobody_works_on_it(cluster: Cluster) -> 
     assert cluster.controller.tables.finish_drops() == 0
     assert epoch_topic("gold", made.record.incarnation) in _topics(cluster)
     cluster.beat(server, report=InstanceReport())
-    _until(lambda: cluster.store.list("/drops/") == [])
+    _until(lambda: not cluster.controller.catalog.being_removed())
     assert _topics(cluster) == {"events"}
     assert cluster.deep_store.list("") == []
-    assert [e.key for e in cluster.store.list("/") if "gold" in e.key] == ["/schemas/gold"]
+    left = [entry.key for entry in cluster.store.list("/") if "gold" in entry.key]
+    assert left == [f"/drops/gold/{made.record.incarnation}", "/schemas/gold"]
 
 
 def test_a_drop_is_finished_by_the_next_controller(cluster: Cluster) -> None:
@@ -171,14 +198,26 @@ def test_a_drop_is_finished_by_the_next_controller(cluster: Cluster) -> None:
     _until(lambda: epoch_topic("gold", made.record.incarnation) not in _topics(cluster))
 
 
-def test_topics_of_a_creation_that_died_are_swept(cluster: Cluster) -> None:
+def test_topics_of_a_creation_that_died_are_removed_by_the_next_controller(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its topics exist, its records do not; topics that only look like a table's are nobody's to delete."""
     made = cluster.create()
-    orphans = {epoch_topic("dead", "0" * 16), dead_letter_topic("dead", "0" * 16)}
-    for topic in orphans:
-        cluster.log.create_topic(topic, 2)
-    assert cluster.controller.tables.sweep_topics() == 2
-    assert epoch_topic("gold", made.record.incarnation) in _topics(cluster)
-    assert not orphans & _topics(cluster)
+    stranger = epoch_topic("of_another_cluster", "0" * 16)
+    cluster.log.create_topic(stranger, 2)
+    cluster.post("/schemas", schema("dead"))
+
+    def die(*_: object, **__: object) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(cluster.controller.tables, "_write_new", die)
+    monkeypatch.setattr(cluster.controller.tables, "_finish_drop", die)
+    with pytest.raises(SystemExit):
+        cluster.controller.tables.create(table("dead"))
+    known = {epoch_topic("gold", made.record.incarnation), dead_letter_topic("gold", made.record.incarnation)}
+    assert len(_topics(cluster) - known - {"events", stranger}) == 2
+    cluster.restart()
+    _until(lambda: _topics(cluster) == known | {"events", stranger})
 
 
 def test_a_creation_that_fails_to_commit_takes_its_topics_back(
@@ -191,7 +230,7 @@ def test_a_creation_that_fails_to_commit_takes_its_topics_back(
     def refuse(*_: object, **__: object) -> None:
         raise StoreConflict("/terms/controller", 1, 2)
 
-    monkeypatch.setattr(cluster.controller.catalog, "commit", refuse)
+    monkeypatch.setattr(cluster.controller.tables, "_write_new", refuse)
     cluster.post("/tables", table(), status=409)
     assert _topics(cluster) == {"events"}
 
@@ -205,6 +244,44 @@ def test_a_grown_stream_gives_the_table_new_partitions_from_their_beginning(clus
     assert [p.consuming.start_offset for p in view.tables["gold"].partitions] == [0, 0, 0, 0]
     assert cluster.log.topic(epoch_topic("gold", made.record.incarnation)).partitions == 4
     assert cluster.controller.tables.grow("gold") == 0
+
+
+def test_a_stream_beyond_the_limit_of_partitions_is_taken_in_up_to_it_and_told(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cremant.controller.tables.PARTITIONS_MAX", 3)
+    made = cluster.create(partitions=2)
+    cluster.log.grow_topic("events", 5)
+    tables = cluster.controller.tables
+    assert tables.grow("gold") == 1
+    with pytest.raises(InvalidConfig, match="topic events has 5 partitions, at most 3 are read: rows of partition 3"):
+        tables.grow("gold")
+    assert cluster.log.topic(epoch_topic("gold", made.record.incarnation)).partitions == 3
+    assert len(cluster.view_where(lambda view: len(view.tables["gold"].partitions) > 2).tables["gold"].partitions) == 3
+
+
+def test_a_table_that_cannot_grow_or_be_trimmed_keeps_no_other_from_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create(partitions=2, replication=2)
+    cluster.post("/topics", {"name": "others", "partitions": 1})
+    cluster.post("/schemas", schema("others"))
+    cluster.post("/tables", table("others", topic="others"))
+    monkeypatch.setattr(cluster.controller.instances, "live", lambda role: ["Server_127.0.0.1_8098"])
+    cluster.log.grow_topic("events", 3)
+    cluster.log.grow_topic("others", 2)
+    janitor = cluster.controller.janitor
+    janitor.grow_tables()
+    view = cluster.view_where(lambda view: len(view.tables["others"].partitions) == 2)
+    assert len(view.tables["gold"].partitions) == 2, "two replicas need two servers"
+    trimmed: list[str] = []
+    cluster.log.delete_topic(epoch_topic("gold", view.tables["gold"].record.incarnation))
+    monkeypatch.setattr("cremant.controller.housekeeping.trim_floor", lambda segments, visible: 1)
+    monkeypatch.setattr(
+        cluster.log, "trim", lambda topic, partition, floor: trimmed.append(cluster.log.topic(topic).name)
+    )
+    janitor.trim_epoch_logs()
+    assert trimmed == [epoch_topic("others", view.tables["others"].record.incarnation)] * 2
 
 
 def test_a_stream_topic_that_was_made_anew_does_not_grow_the_table(cluster: Cluster) -> None:
@@ -260,6 +337,31 @@ def test_table_configs_that_fail_leave_no_schema(cluster: Cluster) -> None:
     assert cluster.get("/schemas") == []
 
 
+def test_table_configs_change_schema_and_table_both_or_none(cluster: Cluster) -> None:
+    made = cluster.create()
+    cluster.post("/topics", {"name": "other", "partitions": 1})
+    wider = schema() | {"metricFieldSpecs": [*schema()["metricFieldSpecs"], {"name": "tax", "dataType": "DOUBLE"}]}
+    elsewhere = {"tableName": "gold", "schema": wider, "realtime": table(topic="other")}
+    refused = cluster.post("/tableConfigs/gold", elsewhere, method="PUT", status=409)
+    assert "stream topic cannot change" in refused["error"]
+    assert "already exists" in cluster.post("/tableConfigs", elsewhere, status=409)["error"]
+    unknown = {"tableName": "iron", "schema": wider | {"schemaName": "iron"}, "realtime": table("iron")}
+    cluster.post("/tableConfigs/iron", unknown, method="PUT", status=404)
+    assert cluster.get("/schemas") == ["gold"]
+    assert "tax" not in str(cluster.get("/schemas/gold"))
+    narrower = schema() | {"metricFieldSpecs": []}
+    refused = cluster.post(
+        "/tableConfigs/gold", elsewhere | {"schema": narrower, "realtime": table()}, method="PUT", status=400
+    )
+    assert "column amount is missing" in refused["error"]
+    assert cluster.controller.catalog.tables["gold"] == made.record
+    cluster.post("/tableConfigs/gold", elsewhere | {"realtime": table()}, method="PUT")
+    record = cluster.controller.catalog.tables["gold"]
+    assert record.config_version == made.record.config_version + 1
+    assert record.table_schema == cluster.controller.catalog.schemas["gold"]
+    assert record.table_schema.field("tax") is not None
+
+
 def test_a_schema_may_come_as_a_multipart_file(cluster: Cluster) -> None:
     import json
 
@@ -268,13 +370,19 @@ def test_a_schema_may_come_as_a_multipart_file(cluster: Cluster) -> None:
     assert answer.json()["status"] == "gold successfully added"
 
 
-def test_new_tables_go_to_the_servers_with_less(cluster: Cluster) -> None:
+def test_a_new_table_spreads_over_all_servers_and_odd_partitions_go_to_those_with_less(cluster: Cluster) -> None:
+    """A server that started late is used by new tables."""
     cluster.create(partitions=2)
     cluster.beat("Server_127.0.0.1_7000", Role.SERVER)
-    cluster.post("/schemas", schema("second"))
-    cluster.post("/tables", table("second"))
-    view = cluster.view_where(lambda view: "second" in view.tables)
-    assert {p.record.replicas for p in view.tables["second"].partitions} == {("Server_127.0.0.1_7000",)}
+    cluster.post("/topics", {"name": "one", "partitions": 1})
+    for name, topic in (("second", "events"), ("third", "one")):
+        cluster.post("/schemas", schema(name))
+        cluster.post("/tables", table(name, topic=topic))
+    view = cluster.view_where(lambda view: "third" in view.tables)
+    assert {p.record.replicas for p in view.tables["second"].partitions} == {
+        ("Server_127.0.0.1_7000",), ("Server_127.0.0.1_8098",),
+    }  # fmt: skip
+    assert [p.record.replicas for p in view.tables["third"].partitions] == [("Server_127.0.0.1_7000",)]
 
 
 def _until(condition: object, timeout_s: float = 10) -> None:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pytest
+from datafusion import SessionConfig, SessionContext
 
-from cremant.exec.engine import Engine
+from cremant.exec.engine import PANIC, Engine
+from cremant.exec.stop import Stop
 from cremant.exec.tables import SLICE_ROWS, spread
 from cremant.model.errors import QueryError
-from cremant.model.limits import QUERIES_RUNNING_MAX
+from cremant.model.limits import QUERIES_RUNNING_MAX, QUERIES_SHORT_MAX
 from cremant.model.query_codes import QueryCode
 from cremant.segment.scan import Piece
 
@@ -110,7 +112,7 @@ def test_a_query_past_its_deadline_is_cancelled_and_stops_burning_cpu(engine: En
     sql = "SELECT word, number, count(DISTINCT number * sqrt(number)) AS n FROM t GROUP BY word, number"
     began_s = time.monotonic()
     with pytest.raises(QueryError) as caught:
-        engine.run(sql, large, ["word", "number"], SCHEMA, deadline_s=soon(0.15))
+        engine.run(sql, large, ["word", "number"], SCHEMA, deadline_s=soon(0.03))
     assert caught.value.code == QueryCode.EXECUTION_TIMEOUT
     assert time.monotonic() - began_s < 30
     assert any(_cpu_of_half_a_second() < 0.3 for _ in range(20))
@@ -149,10 +151,45 @@ def test_a_query_that_cannot_be_computed_is_a_query_error_without_a_stack_trace(
         assert "\n" not in caught.value.message
 
 
+def _panic(session: SessionContext, sql: str) -> None:
+    """A real panic of DataFusion, before anything runs."""
+    SessionConfig().with_batch_size(0)
+
+
+def test_a_panic_of_datafusion_is_an_error_of_the_query(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("cremant.exec.engine.register", _panic)
+        with pytest.raises(QueryError) as caught:
+            engine.run("SELECT 1 AS one FROM t", [], [], SCHEMA, deadline_s=soon())
+        assert type(caught.value.__cause__).__name__ == PANIC
+        assert caught.value.code == QueryCode.QUERY_EXECUTION
+        assert "\n" not in caught.value.message
+    engine.run("SELECT 1 AS one FROM t", [], [], SCHEMA, deadline_s=soon())
+
+
+def test_small_answers_are_collected_while_another_query_holds_all_the_memory_for_answers() -> None:
+    engine = Engine(threads=1, memory_bytes=16 * 1024 * 1024)
+    rows = pa.table({"n": pa.array(range(200_000), pa.int64())})
+    deadline_s = time.monotonic() + 60
+    other = engine._held.share()
+    other.add(pa.record_batch([pa.array(range(512 * 1024), pa.int64())], ["n"]))
+    assert engine._held.left_bytes == 0
+    assert engine.reduce("SELECT n FROM partials LIMIT 1000", [rows], deadline_s=deadline_s).num_rows == 1000
+    with pytest.raises(QueryError) as caught:
+        engine.reduce("SELECT n FROM partials", [rows], deadline_s=deadline_s)
+    assert caught.value.code == QueryCode.SERVER_RESOURCE_LIMIT
+    other.give_back()
+    assert engine.reduce("SELECT n FROM partials", [rows], deadline_s=deadline_s).num_rows == 200_000
+    assert engine._held.left_bytes == 4 * 1024 * 1024
+    engine.close()
+
+
 def test_a_query_whose_turn_does_not_come_says_so(engine: Engine) -> None:
     with contextlib.ExitStack() as others:
         for _ in range(QUERIES_RUNNING_MAX):
-            others.enter_context(engine._admission.enter(soon()))
+            others.enter_context(engine._admission.enter(Stop(soon()), short=False))
+        for _ in range(QUERIES_SHORT_MAX):
+            others.enter_context(engine._admission.enter(Stop(soon()), short=True))
         with pytest.raises(QueryError) as caught:
             engine.run("SELECT 1 AS one FROM t", [], [], SCHEMA, deadline_s=soon(0.1))
     assert caught.value.code == QueryCode.QUERY_SCHEDULING_TIMEOUT
@@ -163,6 +200,14 @@ def test_reduce_sees_the_answers_of_all_servers(engine: Engine) -> None:
     partials = [pa.table({"p0": [1, 2]}), pa.table({"p0": [4]}), pa.table({"p0": pa.array([], pa.int64())})]
     table = engine.reduce("SELECT sum(p0) AS s FROM partials", partials, deadline_s=soon())
     assert table.to_pylist() == [{"s": 7}]
+
+
+def test_reduce_takes_answers_of_servers_that_know_different_columns_to_be_without_nulls(engine: Engine) -> None:
+    known = pa.table({"p0": [1, 2]}, schema=pa.schema([pa.field("p0", pa.int64(), nullable=False)]))
+    unknown = pa.table({"p0": pa.array([4, None], pa.int64())})
+    for partials in ([known, unknown], [unknown, known]):
+        table = engine.reduce("SELECT sum(p0) AS s, count(*) AS n FROM partials", partials, deadline_s=soon())
+        assert table.to_pylist() == [{"s": 7, "n": 4}]
 
 
 def test_slices_come_newest_first_and_lose_no_row() -> None:

@@ -92,3 +92,39 @@ def test_rows_of_one_record_are_never_split() -> None:
     parts = to_blocks(several, OffsetRange(FIRST_OFFSET, FIRST_OFFSET + 6), 3)
     assert [part.batch.num_rows for part in parts] == [2, 2, 2]
     assert [part.batch.num_rows for part in to_blocks(several, OffsetRange(FIRST_OFFSET, 200), 1)] == [2, 2, 2]
+
+
+def test_a_block_is_cut_where_it_grows_too_large() -> None:
+    schema = schema_of({"name": {"dataType": "STRING", "maxLength": 1_000_000}})
+    sizes = [10] * 50 + [500_000] * 3 + [10] * 50
+    ingested = compile_ingest(schema, config_of()).run(messages_of([{"name": "x" * size} for size in sizes]))
+    parts = to_blocks(ingested, OffsetRange(100, 400), 1_000, 600_000)
+    assert [part.range.first for part in parts[1:]] == [part.range.next for part in parts[:-1]]
+    assert (parts[0].range.first, parts[-1].range.next) == (100, 400)
+    assert all(part.batch.nbytes < 600_000 for part in parts)
+    assert 3 <= len(parts) <= 12
+    assert sum(part.batch.num_rows for part in parts) == 103
+
+
+def test_a_row_that_transforms_make_too_large_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cremant.ingest.plan.BLOCK_BYTES_MAX", 50_000)
+    columns = {name: {"dataType": "STRING", "maxLength": 100_000} for name in ("a", "b", "c")}
+    config = config_of(transforms={"b": "concat(a, a, '')", "c": "concat(a, a, '')"})
+    ingested = compile_ingest(schema_of(columns), config).run(messages_of([{"a": "x" * 12_000}, {"a": "x"}] * 2))
+    assert [(bad.offset, bad.cause) for bad in ingested.rejected] == [(100, "tooLarge"), (104, "tooLarge")]
+    assert "a row of 60" in ingested.rejected[0].detail
+    assert ingested.batch.num_rows == 2
+
+
+def test_of_a_batch_larger_than_a_block_only_rows_larger_than_a_block_are_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cremant.ingest.plan.BLOCK_BYTES_MAX", 3_000)
+    sizes = [50, *[1, 3_500, 3_500, 2_500] * 50, 1]
+    schema = schema_of({"name": {"dataType": "STRING", "maxLength": 10_000}})
+    ingested = compile_ingest(schema, config_of(nulls=True)).run(messages_of([{"name": "x" * size} for size in sizes]))
+    assert [bad.offset for bad in ingested.rejected] == [
+        FIRST_OFFSET + 2 * at for at, size in enumerate(sizes) if size > 3_000
+    ]
+    assert {bad.cause for bad in ingested.rejected} == {"tooLarge"}
+    assert [len(name) for name in ingested.batch.column("name").to_pylist()] == [size for size in sizes if size < 3_000]

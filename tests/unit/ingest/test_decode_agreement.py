@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cremant.ingest.causes import Cause
-from cremant.ingest.decode_json import JsonDecoder, work_type
+from cremant.ingest.decode_json import JsonDecoder
 from cremant.ingest.decode_rows import RowDecoder
+from cremant.ingest.messages import work_type
 from cremant.model.limits import MESSAGE_BYTES_MAX
 from cremant.model.schema import DataType, FieldSpec, FieldType
 

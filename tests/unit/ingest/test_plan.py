@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import random
-from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -61,8 +60,8 @@ def test_values_of_every_type_are_stored_exactly() -> None:
     assert row == {
         "$offset": FIRST_OFFSET, "$subRow": 0, "$ingestionTime": TIME_MS,
         **record,
-        "float": 0.10000000149011612, "big_decimal": Decimal("12345678901234567890.123456789"),
-        "bytes": b"\xde\xad\xbe\xef", "bytess": [b"\x00", b""], "big_decimals": [Decimal("1.5"), Decimal(2)],
+        "float": 0.10000000149011612, "big_decimal": "12345678901234567890.123456789",
+        "bytes": b"\xde\xad\xbe\xef", "bytess": [b"\x00", b""], "big_decimals": ["1.5", "2"],
     }  # fmt: skip
 
 
@@ -70,7 +69,7 @@ def test_values_of_every_type_are_stored_exactly() -> None:
 def test_missing_cells_are_stored_as_defaults(record: dict[str, Any]) -> None:
     [row] = _rows(ALL_TYPES, [record])
     expected = {
-        "int": -(2**31), "long": -(2**63), "float": float("-inf"), "double": float("-inf"), "big_decimal": Decimal(0),
+        "int": -(2**31), "long": -(2**63), "float": float("-inf"), "double": float("-inf"), "big_decimal": "0",
         "boolean": False, "timestamp": 0, "string": "null", "json": "null", "bytes": b"",
     }  # fmt: skip
     for name, default in expected.items():

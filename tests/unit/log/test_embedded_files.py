@@ -16,7 +16,7 @@ import pytest
 from cremant.log import embedded_files, embedded_index, embedded_wait
 from cremant.log.api import Message, OffsetExpired
 from cremant.log.embedded import EmbeddedLog
-from cremant.log.open import log_directory, open_log
+from cremant.log.open import log_directory, open_logs
 from cremant.model.errors import Corrupt, InvalidConfig, NoResource, NotFound, Unavailable
 from cremant.model.limits import LOG_INDEX_EVERY_BYTES, LOG_RETENTION_CHECK_MS, MIB
 from cremant.model.settings import Settings
@@ -233,10 +233,10 @@ def test_settings_say_where_the_log_is(tmp_path: Path) -> None:
     beside = Settings(("test", {"data_dir": str(tmp_path)}))
     assert log_directory(beside) == tmp_path / "log"
     elsewhere = Settings(("test", {"data_dir": str(tmp_path), "log_dir": str(tmp_path / "other")}))
-    log = open_log(elsewhere)
+    log = open_logs(elsewhere).epoch
     log.create_topic("t", 1)
     assert (tmp_path / "other" / "topics" / "t").is_dir()
-    assert open_log(elsewhere).topics() == log.topics()
+    assert open_logs(elsewhere).epoch.topics() == log.topics()
 
 
 def test_a_closed_log_says_so_and_its_readers_stay_usable(tmp_path: Path) -> None:

@@ -14,7 +14,15 @@ import pytest
 from cremant.model.errors import Conflict, InvalidConfig
 from cremant.model.schema_json import parse_schema
 from cremant.model.stream_json import ROWS_UNBOUNDED
-from cremant.model.table import ExpiredOffsets, FlushConfig, StartFrom, TransformConfig
+from cremant.model.table import (
+    ColumnPartitioning,
+    ExpiredOffsets,
+    FlushConfig,
+    IndexConfig,
+    PartitionFunction,
+    StartFrom,
+    TransformConfig,
+)
 from cremant.model.table_json import check_update, parse_table, table_to_json, validate_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "rest"
@@ -76,6 +84,66 @@ def test_what_is_set_is_read() -> None:
     assert config.stream.topic == "events"
     assert config.unrecognized == {}
     assert parse_table(table_to_json(config)).cremant == config.cremant
+
+
+def test_indexes_are_read_from_all_places_where_pinot_takes_them() -> None:
+    config = parse_table(
+        _table(
+            tableIndexConfig={
+                "invertedIndexColumns": ["b", "a"], "rangeIndexColumns": None, "bloomFilterColumns": [],
+                "bloomFilterConfigs": {"c": {"fpp": 0.01}},
+            },
+            fieldConfigList=[
+                {"name": "d", "indexes": {"inverted": {}, "bloom": {"disabled": True}}},
+                {"name": "e", "indexTypes": ["RANGE", "INVERTED"]},
+                {"name": "f", "indexType": "inverted"},
+                {"name": "a", "encodingType": "DICTIONARY", "indexes": {"inverted": {}}},
+            ],
+        )
+    )  # fmt: skip
+    assert config.indexes == IndexConfig(inverted=("a", "b", "d", "e", "f"), range=("e",), bloom=("c",))
+    with pytest.raises(InvalidConfig, match="fieldConfigList"):
+        parse_table(_table(fieldConfigList=[{"indexes": {}}]))
+
+
+def _partitioned(**columns: Any) -> dict[str, Any]:
+    return _table(tableIndexConfig={"segmentPartitionConfig": {"columnPartitionMap": columns}})
+
+
+def test_partitions_of_columns_are_read_and_functions_that_prune_nothing_left_out() -> None:
+    config = parse_table(
+        _partitioned(
+            a={"functionName": "Murmur", "numPartitions": 8},
+            b={"functionName": "modulo", "numPartitions": "4"},
+            c={"functionName": "HASHCODE", "numPartitions": 2},
+            d={"functionName": "murmur2", "numPartitions": 1},
+            e={"functionName": "BoundedColumnValue", "numPartitions": 3, "functionConfig": {"columnValues": "x|y"}},
+        )
+    )
+    assert config.partitioning == {
+        "a": ColumnPartitioning(function=PartitionFunction.MURMUR, partitions=8),
+        "b": ColumnPartitioning(function=PartitionFunction.MODULO, partitions=4),
+        "c": ColumnPartitioning(function=PartitionFunction.HASH_CODE, partitions=2),
+        "d": ColumnPartitioning(function=PartitionFunction.MURMUR, partitions=1),
+    }
+    assert parse_table(_table()).partitioning == {}
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ({"functionName": "Murmurr", "numPartitions": 8}, "columnPartitionMap/a.*functionName, found 'Murmurr'"),
+        ({"numPartitions": 8}, "functionName, found None"),
+        ({"functionName": "Murmur"}, "numPartitions, found 'None'"),
+        ({"functionName": "Murmur", "numPartitions": 0}, "1 or more as numPartitions, found '0'"),
+        ({"functionName": "Murmur", "numPartitions": -8}, "1 or more"),
+        ({"functionName": "Murmur", "numPartitions": 2**31}, "1 or more"),
+        ("Murmur", "expected an object, found str"),
+    ],
+)
+def test_partitions_of_a_column_that_cannot_be_meant_are_refused(item: Any, reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        parse_table(_partitioned(a=item))
 
 
 def test_empty_texts_of_old_configs_mean_not_set() -> None:
@@ -172,11 +240,11 @@ def test_our_own_block_refuses_unknown_keys() -> None:
         (_table(segmentsConfig={"retentionTimeUnit": "MOONS", "retentionTimeValue": "1"}), "unknown time unit"),
         (_table(tableIndexConfig={"streamConfigs": {}}), "needs stream properties"),
         (_table(tableIndexConfig={"streamConfigs": []}), "needs stream properties"),
-        (_table({"streamType": "kafka"}), "'kafka' is not supported by this version.*embedded"),
+        (_table({"streamType": "kinesis"}), "'kinesis' is not supported by this version.*embedded"),
         (_table({"streamType": ""}), "streamType is missing"),
         (_table({"stream.embedded.topic.name": ""}), "topic.name is missing"),
         (_table({"stream.embedded.topic.name": "a/b"}), "topic name"),
-        (_table({"stream.embedded.decoder.class.name": "x.SimpleAvroMessageDecoder"}), "decoder"),
+        (_table({"stream.embedded.decoder.class.name": "x.ProtoBufMessageDecoder"}), "decoder.*not supported"),
         (_table({"stream.embedded.consumer.prop.auto.offset.reset": "2d"}), "auto.offset.reset"),
         (_table({f"{THRESHOLD}.rows": "many"}), "number of rows"),
         (_table({f"{THRESHOLD}.time": "soon"}), "not a period"),
@@ -255,6 +323,9 @@ def test_a_fitting_schema_is_accepted() -> None:
         (_table(tableName="other"), "does not match table name"),
         (_table(tableIndexConfig={"noDictionaryColumns": ["x"]}), "Column Name x defined in noDictionaryColumns"),
         (_table(tableIndexConfig={"sortedColumn": ["mv"]}), "sorted column mv must be single-value"),
+        (_partitioned(x={"functionName": "Murmur", "numPartitions": 2}), "Column Name x defined in columnPartitionMap"),
+        (_partitioned(mv={"functionName": "Murmur", "numPartitions": 2}), "mv has many values"),
+        (_partitioned(a={"functionName": "Modulo", "numPartitions": 2}), "Modulo is of INT and LONG columns, a is STR"),
         (
             _table(ingestionConfig={"transformConfigs": [{"columnName": "x", "transformFunction": "1"}]}),
             "destination column 'x'",
@@ -264,14 +335,6 @@ def test_a_fitting_schema_is_accepted() -> None:
 def test_a_schema_that_does_not_fit_is_refused(document: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidConfig, match=reason):
         validate_table(parse_table(document), SCHEMA)
-
-
-def test_message_metadata_as_columns_is_refused_because_it_would_silently_be_null() -> None:
-    document = {"schemaName": "t", "dimensionFieldSpecs": [{"name": "__key", "dataType": "STRING"}],
-                "dateTimeFieldSpecs": [{"name": "ts", "dataType": "LONG", "format": "EPOCH",
-    "granularity": "1:DAYS"}]}  # fmt: skip
-    with pytest.raises(InvalidConfig, match="__key"):
-        validate_table(parse_table(_table()), parse_schema(document)[0])
 
 
 def test_a_live_table_keeps_its_stream_and_time_column() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def test_periods(text: object, ms: int) -> None:
     assert parse_period_ms(text, "here") == ms
 
 
-@pytest.mark.parametrize("text", ["", "d", "1x", "-5", "1.5h", "h1", "1h1d", None])
+@pytest.mark.parametrize("text", ["", "d", "1x", "-5", "1.5h", "h1", "1h1d", None, "²", "9" * 5_000])
 def test_what_is_not_a_period_is_refused(text: object) -> None:
     with pytest.raises(InvalidConfig, match=r"here.*not a period"):
         parse_period_ms(text, "here")
@@ -36,6 +38,14 @@ def test_sizes() -> None:
     ]  # fmt: skip
     with pytest.raises(InvalidConfig, match="not a size"):
         parse_size_bytes("-1M", "here")
+    with pytest.raises(InvalidConfig, match="not a size"):
+        parse_size_bytes("9" * 400 + "G", "here")
+
+
+@pytest.mark.parametrize("parse", [parse_period_ms, parse_size_bytes])
+def test_numbers_beyond_64_bits_are_refused(parse: Callable[[object, str], int]) -> None:
+    with pytest.raises(InvalidConfig, match="is more than"):
+        parse("9" * 30, "here")
 
 
 @pytest.mark.parametrize(
@@ -91,6 +101,8 @@ def test_granularities() -> None:
         ("yyyy/D HH:mm:ss.SSS", "UTC", "2020/2 03:04:05.678"),
         ("yy-M-d k:m:s.SSS", "UTC", "20-1-2 3:4:5.678"),
         ("''yyyy''-MM-dd HH:mm:ss.SSS", "UTC", "'2020'-01-02 03:04:05.678"),
+        ("yyyy-MM-dd HH:mm:ss.SSS Z zzz", "UTC", "2020-01-02 03:04:05.678 +0000 UTC"),
+        ("yyyy YYYY MM-MMM-dd HH:mm:ss.SSS", "UTC", "2020 2020 01-Jan-02 03:04:05.678"),
     ],
 )
 def test_patterns_format_and_parse(pattern: str, zone: str, text: str) -> None:

@@ -8,6 +8,7 @@ import tempfile
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from cremant.model.errors import Behind, Corrupt
 from cremant.model.names import INGESTION_TIME, IS_NULL_PREFIX, OFFSET, SUB_ROW
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
+from cremant.model.segments import SegmentForm
 from cremant.segment.build import PARQUET_FILE, SegmentSpec, build_segment
 from cremant.segment.checksum import content_checksum
 from cremant.segment.layout import BATCH_ROWS, Alignment, scan_schema, stored_columns
@@ -58,7 +60,7 @@ def rows_of(count: int, first: int = 0) -> list[dict[str, object]]:
             "long": i * 10**12,
             "float": i / 2,
             "double": -i / 4,
-            "big_decimal": Decimal(i) / 8,
+            "big_decimal": str(Decimal(i) / 8),
             "boolean": i % 2 == 0,
             "timestamp": 1_700_000_000_000 + i,
             "string": f"späti-{i % 13}",
@@ -195,6 +197,24 @@ def test_the_content_does_not_depend_on_columns_that_no_row_has_yet(tmp_path: Pa
     assert (a.checksum, a.file_checksum) == (b.checksum, b.file_checksum)
 
 
+def test_another_default_or_order_later_gives_other_content_but_not_in_the_committed_form(tmp_path: Path) -> None:
+    older = batch_of(rows_of(20)).drop_columns(["double", "bytes"])
+    younger = batch_of(rows_of(20, first=20))
+    built = build_segment(tmp_path / "a", [older, younger], SPEC, fsync=False)
+    assert built.form == SegmentForm(filled={"double": None, "bytes": None})
+    fields = tuple(
+        msgspec.structs.replace(spec, default_null_value={"double": 7.5, "bytes": "ff"}.get(spec.name))
+        for spec in EVERY_TYPE.fields
+    )
+    now = SegmentSpec(msgspec.structs.replace(EVERY_TYPE, fields=fields), "at", sorted_column="int")
+    other = build_segment(tmp_path / "b", [older, younger], now, fsync=False)
+    assert other.checksum != built.checksum
+    for form, checksum in ((built.form, built.checksum), (other.form, other.checksum)):
+        again = build_segment(tmp_path / checksum, [older, younger], SPEC.formed(form), fsync=False)
+        assert again.checksum == checksum
+        assert build_segment(tmp_path / checksum, [older, younger], now.formed(form), fsync=False).checksum == checksum
+
+
 def test_a_build_with_a_schema_older_than_the_rows_waits(tmp_path: Path) -> None:
     old = SegmentSpec(schema=Schema(name="every", fields=EVERY_TYPE.fields[:3]), time_column="at")
     with pytest.raises(Behind, match="does not have yet"):
@@ -251,6 +271,16 @@ def test_a_flipped_byte_is_found_and_the_file_is_named(tmp_path: Path, file: str
         verify(open_segment(tmp_path))
 
 
+def test_a_text_that_points_out_of_its_file_is_found_and_not_followed(tmp_path: Path) -> None:
+    """It would end the process."""
+    sealed_in(tmp_path)
+    text = "späti-1".encode()
+    view = len(text).to_bytes(4, "little") + text
+    flip(tmp_path / ARROW_FILE, (tmp_path / ARROW_FILE).read_bytes().index(view) + 2)  # 16 MB long, and elsewhere
+    with pytest.raises(Corrupt, match=f"{ARROW_FILE}: damaged"):
+        verify(open_segment(tmp_path))
+
+
 @pytest.mark.parametrize("file", [PARQUET_FILE, ARROW_FILE])
 def test_a_truncated_file_is_refused_at_open(tmp_path: Path, file: str) -> None:
     sealed_in(tmp_path)
@@ -279,7 +309,7 @@ def test_a_file_that_is_not_parquet_is_refused_with_its_name(tmp_path: Path) -> 
         derive(tmp_path, "s", "0" * 32, fsync=False)
 
 
-def test_zones_are_the_ranges_of_each_batch_and_of_integers_only(tmp_path: Path) -> None:
+def test_zones_are_the_ranges_of_each_batch(tmp_path: Path) -> None:
     """Batches of a segment, not only whole segments, can be left out of a scan; where NaN or long text could make a
     range lie, none is known."""
     schema = Schema(name="wide", fields=(dimension("long", DataType.LONG), dimension("double", DataType.DOUBLE),
@@ -297,9 +327,10 @@ def test_zones_are_the_ranges_of_each_batch_and_of_integers_only(tmp_path: Path)
     built = build_segment(tmp_path, [batch], SegmentSpec(schema=schema, time_column="long"), fsync=False)
     sealed = derive(tmp_path, "s", built.checksum, fsync=False)
     assert len(sealed.batches) == 3
+    assert sealed.index is not None
     for number, part in enumerate(sealed.batches):
-        for name in (OFFSET, SUB_ROW, "long"):
+        for name in (OFFSET, SUB_ROW, "long", "double"):
             low, high = pc.min_max(part.column(name)).as_py().values()
-            assert sealed.zones.range_of(number, name) == (low, high)
-        for name in (INGESTION_TIME, "double", "city", "numbers", "absent"):
-            assert sealed.zones.range_of(number, name) is None
+            assert sealed.index.zone(number, name) == (low, high)
+        for name in (INGESTION_TIME, "numbers", "absent"):
+            assert sealed.index.zone(number, name) is None

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cremant.model.cluster import TAIL_QUOTA
 from cremant.model.errors import InvariantViolation
 from cremant.model.limits import TAIL_MERGE_ROWS
 from cremant.segment import tail as tail_module
 from cremant.segment.blocks import MERGE_FAN, plan_merge
-from cremant.segment.tail import HEAP_BYTES_MAX, TAIL_QUOTA, SpillQuota, Tail
+from cremant.segment.tail import HEAP_BYTES_MAX, SpillQuota, Tail
 
 OLD = pa.schema(
     [
@@ -203,6 +204,37 @@ def test_past_the_disk_quota_the_tail_says_so_before_the_heap_overflows_and_reco
     assert tail.blocked is None
     assert tail.disk_bytes == 0
     assert HEAP_BYTES_MAX > 400_000
+
+
+def test_tails_of_a_server_that_take_too_much_memory_together_spill_sooner_and_then_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_module, "TAIL_SPILL_BYTES", 1_600_000)
+    monkeypatch.setattr(tail_module, "HEAP_BYTES_MAX", 6_400_000)
+    quota = SpillQuota(4_000_000, heap_limit_bytes=1_000_000)
+    tails = [Tail(tmp_path / str(number), 0, quota) for number in range(20)]
+    offset = 0
+    while any(tail.blocked is None for tail in tails):
+        for tail in tails:
+            if tail.blocked is None:
+                end = tail.snapshot.next_offset
+                tail.append(block([(end + i, 0) for i in range(1_000)]), end + 1_000)
+            while tail.maintain():
+                pass
+        offset += 1
+        assert offset < 1_000
+        # Alone none of them would have spilled or waited: a row more than the limit is what each has in hand.
+        assert quota.heap_bytes < 1_000_000 + 20 * 150_000
+        assert quota.heap_bytes == sum(tail.heap_bytes for tail in tails)
+    assert {tail.blocked for tail in tails} == {TAIL_QUOTA}
+    assert 3_000_000 < quota.used_bytes <= 4_000_000
+    for tail in tails:
+        rows = tail.snapshot.rows
+        assert sum(part.rows for part in tail.snapshot.between(0, 10**9)) == rows == tail.snapshot.next_offset
+        tail.drop_below(rows)
+        assert tail.blocked is None
+        tail.close()
+    assert (quota.heap_bytes, quota.used_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(("rows", "end"), [([(4, 0)], 6), ([(6, 0)], 6), ([], 4)])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cremant.epoch.records import EpochMark, Gap, GapReason, Heartbeat, PartitionMark, Reset
+from cremant.exec.stop import Stop
+from cremant.log.api import Message
 from cremant.log.memory import MemoryLog
+from cremant.model.names import epoch_topic
 from cremant.model.offsets import OffsetRange, Position
 from cremant.model.segments import SegmentMetadata
 from cremant.segment import build
@@ -24,8 +28,8 @@ from cremant.segment.build import SegmentSpec, build_segment
 from cremant.segment.reader import derive
 from cremant.segment.tail import SpillQuota
 from cremant.server.partition import Partition, PartitionId, PartitionState
-from cremant.server.query import plan_scan
-from cremant.server.sealing import _as_committed
+from cremant.server.scan import plan_scan
+from cremant.server.steps import as_committed
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.wire.messages import PruneTerm, ServerQuery, TailRequest
 
@@ -57,7 +61,7 @@ def seal(table: HostedTable, metadata: SegmentMetadata, end: Position, directory
     spec = SegmentSpec(table.record.table_schema, "ts")
     built = build_segment(directory, rows, spec, fsync=False)
     sealed = derive(directory, metadata.name, built.checksum, fsync=False)
-    done = _as_committed(metadata, end, built, None)
+    done = as_committed(metadata, end, built, None)
     table.install(done, sealed, verified=True)
     return done
 
@@ -71,7 +75,7 @@ def offsets_of(table: HostedTable, segments: tuple[str, ...], first: int | None,
         request_id="q", table="trips", incarnation=INCARNATION, sql="", columns=(), segments=segments, tails=tails,
         budget_ms=1, **query,
     )  # fmt: skip
-    scan = plan_scan(table, found, asked)
+    scan = plan_scan(table, found, asked, Stop(time.monotonic() + 60))
     assert all(batch.schema.equals(found.alignment.schema) for piece in scan.pieces for batch in piece.batches)
     assert all(piece.rows == sum(batch.num_rows for batch in piece.batches) for piece in scan.pieces)
     return sorted(offset for piece in scan.pieces for batch in piece.batches for offset in batch[0].to_pylist())
@@ -127,7 +131,7 @@ class AnyMomentIsExact(RuleBasedStateMachine):
             from cremant.segment.build import Built
 
             nothing = Built(Path("x"), 0, 0, "c", "f", {}, None, None, None)
-            done = _as_committed(self.opened, end, nothing, None)
+            done = as_committed(self.opened, end, nothing, None)
             self.table.segments[done.name] = HostedSegment(done)
         names, _ = self.views[-1]
         self.views.append(((*names, done.name), end.next_offset))
@@ -245,6 +249,38 @@ def test_a_restart_from_a_stored_position_continues_with_the_same_rows(
         partition.close()
 
 
+def test_who_waits_for_rows_is_woken_when_a_fetched_segment_brings_them(
+    log: MemoryLog, kit: Any, tmp_path: Path
+) -> None:
+    """No turn runs: the log may be silent for long."""
+    epochs = kit.EpochLog(log).create()
+    partition = partition_at(kit.START, tmp_path)
+    epochs.write(10)
+    consume(partition, log)
+
+    async def run() -> bool:
+        waiting = asyncio.create_task(partition.progress.wait(500, 30))
+        await asyncio.sleep(0)
+        partition.reposition(Position(log_offset=4, epoch=2, generation=1, next_offset=500), None)
+        return await asyncio.wait_for(waiting, 20)
+
+    assert asyncio.run(run())
+    partition.close()
+
+
+def test_rows_before_a_damaged_record_wake_who_waits_for_them(log: MemoryLog, kit: Any, tmp_path: Path) -> None:
+    epochs = kit.EpochLog(log).create()
+    partition = partition_at(kit.START, tmp_path)
+    epochs.write(10)
+    consume(partition, log)
+    epochs.write(10)
+    log.append(epoch_topic("trips", INCARNATION), 0, [Message(value=b"damaged")])
+    partition.turn(log, wall_ms())
+    assert partition.state is PartitionState.RETRYING
+    assert asyncio.run(partition.progress.wait(20, 0))
+    partition.close()
+
+
 def test_the_watermark_says_newest_ingestion_and_when_the_end_of_the_stream_was_reached(
     log: MemoryLog, kit: Any, tmp_path: Path
 ) -> None:
@@ -358,6 +394,32 @@ def test_a_log_that_cannot_be_read_is_retried_and_nothing_is_skipped(
     partition.close()
 
 
+def test_brokers_that_are_away_leave_what_is_visible_served_and_are_asked_again(
+    log: MemoryLog, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cremant.model.errors import Unavailable
+
+    epochs = kit.EpochLog(log).create()
+    epochs.write(10)
+    partition = partition_at(kit.START, tmp_path)
+    consume(partition, log)
+    epochs.write(10)
+
+    def away(*_: Any, **__: Any) -> Any:
+        raise Unavailable("Kafka at k1:9092: no broker answers")
+
+    assert partition._source is not None
+    monkeypatch.setattr(partition._source, "read", away)
+    assert partition.turn(log, wall_ms()) is False
+    assert partition.state is PartitionState.RETRYING
+    assert "no broker answers" in (partition.error or "")
+    assert not partition.behind, "it had caught up: what it has is served"
+    kit.eventually(lambda: partition.turn(log, wall_ms()) or partition.state is PartitionState.CONSUMING)
+    consume(partition, log)
+    assert partition.tail.snapshot.next_offset == 20
+    partition.close()
+
+
 def test_columns_added_later_appear_with_their_default_in_old_tails_and_segments(
     log: MemoryLog, kit: Any, tmp_path: Path
 ) -> None:
@@ -383,7 +445,7 @@ def test_columns_added_later_appear_with_their_default_in_old_tails_and_segments
         request_id="q", table="trips", incarnation=INCARNATION, sql="", columns=("note",), segments=(done.name,),
         tails=(TailRequest(partition=0, from_offset=10),), budget_ms=1,
     )  # fmt: skip
-    scan = plan_scan(table, table.resolve(query.segments, query.tails), query)
+    scan = plan_scan(table, table.resolve(query.segments, query.tails), query, Stop(time.monotonic() + 60))
     rows = pa.Table.from_batches([batch for piece in scan.pieces for batch in piece.batches])
     assert rows["note"].to_pylist() == ["none yet"] * 15
     partition.close()

@@ -7,10 +7,17 @@ missed one below its watermark.
 
 from __future__ import annotations
 
+import functools
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from authority import Authority
+
+from cremant.model.cluster import Role
 
 pytestmark = pytest.mark.process
 
@@ -139,9 +146,10 @@ def test_lost_and_damaged_local_segments_come_back_from_the_deep_store(make_clus
         cluster.epochs.write(500)
     kit.eventually(lambda: len(sealed_names(cluster)) >= 4)
     kit.eventually(lambda: cluster.holds_everything(server))
+    installed = functools.partial((server.data_dir / "segments").glob, "*/*/segment.json")
+    kit.eventually(lambda: len(list(installed())) >= 4)
     server.kill()
-    directories = sorted((server.data_dir / "segments").glob("*/*"))
-    assert len(directories) >= 4
+    directories = sorted(marker.parent for marker in installed())
     for file in directories[0].iterdir():
         file.unlink()
     arrow = directories[1] / "rows.arrow"
@@ -186,3 +194,41 @@ def test_a_dropped_table_leaves_no_bytes_behind(make_cluster: Any, kit: Any) -> 
     assert httpx.delete(f"{cluster.controller.url}/tables/trips").status_code == 200
     kit.eventually(lambda: not list((server.data_dir / "segments").iterdir()))
     assert httpx.get(f"{server.url}/tables").json() == {"tables": []}
+
+
+def test_a_wiped_server_gets_its_segments_from_a_peer_when_the_store_is_gone(
+    make_cluster: Any, kit: Any, tmp_path: Path
+) -> None:
+    """By HTTPS: the table asks for it."""
+    authority = Authority(tmp_path, "authority")
+    certificate, key = authority.sign("server")
+    tls = {"tls_cert": str(certificate), "tls_key": str(key), "tls_ca": str(authority.certificate)}
+    cluster = make_cluster(
+        servers=2, flush_rows=1_000, replication=2, settings=tls, peerSegmentDownloadScheme="https",
+        completionConfig={"storePolicy": "STORE_REQUIRED"},
+    )  # fmt: skip
+    assert all(server.tls_url for server in cluster.view().instances if server.role is Role.SERVER)
+    first, second = cluster.servers
+    cluster.epochs.start()
+    for _ in range(6):
+        cluster.epochs.write(500)
+    kit.eventually(lambda: len(sealed_names(cluster)) >= 6)
+    kit.eventually(lambda: all(len(s.copies) == 2 for s in cluster.view().tables["trips"].segments))
+    second.kill()
+    for path in (second.data_dir / "segments").glob("*/*"):
+        shutil.rmtree(path)
+    shutil.rmtree(tmp_path / "store")
+    first.kill()  # both anew: the tails have no rows of sealed segments then
+    first.start()
+    second.start()
+    kit.eventually(lambda: cluster.holds_everything(first))
+    kit.eventually(lambda: cluster.holds_everything(second), 60)
+    metrics = cluster.http.get(f"{second.url}/metrics").text
+    assert 'pinot_server_segmentDownloads_total{source="peer"}' in metrics
+    assert re.search(r'segmentDownloadFailures_total\{cause="\w+",source="store"\}', metrics)
+    assert "pinot_server_peerTransfers_total 0.0" not in cluster.http.get(f"{first.url}/metrics").text
+    path, rest = f"/segments/trips_REALTIME/{sealed_names(cluster)[0]}", {"Range": "bytes=9-"}
+    through = cluster.http.get(cluster.controller.url + path, headers=rest)
+    direct = cluster.http.get(first.url + path, headers=rest)
+    assert through.status_code == direct.status_code == 206
+    assert through.content == direct.content

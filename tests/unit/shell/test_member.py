@@ -15,12 +15,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cremant.model.cluster import ClusterView, InstanceReport, Role
+from cremant.model.cluster import ClusterView, InstanceReport, Role, SegmentReport
 from cremant.model.errors import Corrupt, DeadlineExceeded, Fenced, InvalidConfig, NotFound, Unavailable
+from cremant.model.segments import ReplicaState
 from cremant.shell.app import RunningServer, listen, make_app, serve, url_of
 from cremant.shell.member import Member, own_identity
 from cremant.wire.codec import decode, encode
 from cremant.wire.messages import Heartbeat, HeartbeatReply
+from cremant.wire.view import DELTAS, VIEW_HEADER, TableDelta, ViewDelta
 
 
 class Controller:
@@ -30,6 +32,11 @@ class Controller:
         self.beats: list[Heartbeat] = []
         self.version = 1
         self.fence = False
+        #: Does not remember segments that are left out.
+        self.forgetful = False
+        #: Answers changes from that version on instead of whole views.
+        self.deltas_from: int | None = None
+        self.changed_tables: dict[str, TableDelta] = {}
         self._handles: list[RunningServer] = []
         self._bound = listen("127.0.0.1", 0)
         self.url = url_of(self._bound)
@@ -47,14 +54,21 @@ class Controller:
     async def _heartbeat(self, request: Request) -> Response:
         if self.fence:
             raise Fenced("a newer process runs under this id")
-        self.beats.append(decode(await request.body(), Heartbeat))
-        return Response(encode(HeartbeatReply(controller_nonce="c", view_version=self.version)))
+        beat = decode(await request.body(), Heartbeat)
+        self.beats.append(beat)
+        say_all = self.forgetful and beat.segments_kept
+        return Response(encode(HeartbeatReply(controller_nonce="c", view_version=self.version, say_all=say_all)))
 
     async def _view(self, request: Request) -> Response:
         if int(request.query_params["since"]) == self.version:
             await asyncio.sleep(0.05)
         if int(request.query_params["since"]) == self.version:
             return Response(status_code=304)
+        if request.query_params["since"] != "-1" and self.deltas_from is not None:
+            delta = ViewDelta(
+                since=self.deltas_from, version=self.version, controller_nonce="c", tables=self.changed_tables
+            )
+            return Response(encode([delta]), headers={VIEW_HEADER: DELTAS})
         return Response(encode(ClusterView(version=self.version, controller_nonce="c")))
 
     async def _refuse(self, request: Request) -> Response:
@@ -122,6 +136,30 @@ def test_heartbeats_carry_record_nonce_and_report(controller: Controller, member
     assert (beat.instance.id, beat.instance.port, beat.nonce) == (member.id, 8098, member.nonce)
 
 
+def test_segments_are_said_when_they_changed_and_when_the_controller_asks(
+    controller: Controller, tmp_path: Path
+) -> None:
+    reports = [
+        InstanceReport(segments=(SegmentReport(table="t", segment="s", state=ReplicaState.ONLINE, rows=rows),))
+        for rows in (1, 2)
+    ]
+    said = [reports[0]]
+    member = Member(Role.SERVER, tmp_path, "127.0.0.1", 8098, controller.url, lambda: said[0])
+    member.start()
+    try:
+        _until(lambda: len(controller.beats) >= 3)
+        assert [beat.segments_kept for beat in controller.beats[:3]] == [False, True, True]
+        assert [beat.report.segments for beat in controller.beats[:3]] == [reports[0].segments, (), ()]
+        said[0] = reports[1]
+        _until(lambda: any(beat.report.segments == reports[1].segments for beat in controller.beats))
+        before = len(controller.beats)
+        controller.forgetful = True
+        _until(lambda: any(not beat.segments_kept for beat in controller.beats[before:]))
+        assert controller.beats[-1].report.segments in ((), reports[1].segments)
+    finally:
+        member.stop()
+
+
 def test_a_poke_sends_a_heartbeat_now(controller: Controller, member: Member) -> None:
     member.start()
     _until(lambda: controller.beats)
@@ -142,6 +180,28 @@ def test_callbacks_see_each_newer_view_once_and_late_ones_the_present(controller
     late: list[int] = []
     member.on_view(lambda view: late.append(view.version))
     assert late == [2]
+
+
+def test_changes_make_the_next_view_and_changes_that_do_not_fit_are_answered_by_asking_for_all(
+    controller: Controller, member: Member
+) -> None:
+    member.start()
+    _until(lambda: member.view is not None and member.view.version == 1)
+    controller.deltas_from = 1
+    controller.version = 2
+    _until(lambda: member.view is not None and member.view.version == 2)
+    controller.version = 7  # still "from 1", which this member no longer has
+    _until(lambda: member.view is not None and member.view.version == 7)
+
+
+def test_a_change_of_a_table_that_is_not_there_is_answered_by_asking_for_all(
+    controller: Controller, member: Member
+) -> None:
+    member.start()
+    _until(lambda: member.view is not None and member.view.version == 1)
+    controller.deltas_from, controller.changed_tables = 1, {"stranger": TableDelta(segments_gone=("s",))}
+    controller.version = 2
+    _until(lambda: member.view is not None and member.view.version == 2, 3)
 
 
 def test_a_failing_callback_stops_neither_others_nor_the_next_view(controller: Controller, member: Member) -> None:

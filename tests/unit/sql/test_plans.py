@@ -2,7 +2,7 @@
 """Every fixture: a query, and exactly what servers and broker are asked to run for it.
 
 A case in fixtures/*.sql is a block of `key: text` lines, blocks separated by blank lines. `query` is planned against
-the table of `conftest.py`; then `server`, `reduce`, `columns`, `result`, `prune` or `error` must be as written (what is
+the table below; then `server`, `reduce`, `columns`, `result`, `prune` or `error` must be as written (what is
 not written is not compared). Rewrite the expectations by running this file: `python tests/unit/sql/test_plans.py`.
 """
 
@@ -57,7 +57,7 @@ def outcome(query: str) -> dict[str, str]:
     try:
         plan = Planner().plan(query, "", lookup, NOW_MS)
     except QueryError as error:
-        return {"error": f"{int(error.code)} {error}"}
+        return {"error": f"{int(error.code)} {error}".replace("\n", "\\n")}
     found = {
         "server": plan.server_sql,
         "reduce": plan.reduce_sql or "",

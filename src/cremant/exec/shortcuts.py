@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One server query over pieces, by the cheapest way that gives the same answer.
+
+    rows of a selection   taken out of the batches, no engine
+    different values      read from dictionaries, if a piece is whole, unfiltered, and every row of it is there
+    sums and counts       added up here, if the filter is settled and nothing is grouped (sums.py)
+    groups                by one number per row instead of several texts (keys.py)
+    everything else       the engine; filters that were evaluated already are left out of its text
+
+Pieces that cannot go the short way (tails, parts of segments, columns of many values) go through the engine, and both
+partial answers are joined: merging partial answers is what the broker does anyway.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cremant.exec.engine import Engine, RunResult, RunStats
+from cremant.exec.keys import KeySpace, row_keys
+from cremant.exec.stop import Stop
+from cremant.exec.sums import Part, totals
+from cremant.model.names import GROUP_KEY
+from cremant.segment.rows import take_column
+from cremant.segment.scan import Piece
+from cremant.wire.messages import Shortcut
+
+#: More rows than this are the engine's: it does not hold the interpreter.
+_ROWS_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A query over the pieces that were found for it. `schema`: scan form of all columns of the table."""
+
+    sql: str
+    columns: tuple[str, ...]
+    schema: pa.Schema
+    constants: dict[str, str]
+    shortcut: Shortcut
+
+
+def run(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace, stop: Stop) -> RunResult:
+    """Raises QueryError as Engine.run."""
+    shortcut = task.shortcut
+    if shortcut.rows and shortcut.limit <= _ROWS_MAX:
+        return _rows(engine, task, pieces, stop)
+    if shortcut.values_only and not shortcut.where:
+        return _values(engine, task, pieces, stop)
+    if shortcut.sums:
+        return _sums(engine, task, pieces, stop)
+    if shortcut.keys:
+        return _groups(engine, task, pieces, space, stop)
+    return _plain(engine, task, pieces, stop)
+
+
+def _plain(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+    return engine.run(
+        task.sql, pieces, task.columns, task.schema, deadline_s=stop.deadline_s, constants=task.constants,
+        where=task.shortcut.where, stop=stop,
+    )  # fmt: skip
+
+
+def _rows(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+    shortcut = task.shortcut
+    wanted, taken = shortcut.limit, []
+    others = []
+    for piece in reversed(pieces):
+        if piece.validity is not None or not (piece.exact or (not shortcut.where and piece.index is not None)):
+            others.append(piece)
+            continue
+        stop.check()
+        for number in reversed(range(len(piece.batches))):
+            if wanted <= 0:
+                break
+            mask = piece.masks[number] if piece.masks is not None else None
+            batch = piece.batches[number]
+            rows = np.arange(min(wanted, batch.num_rows)) if mask is None else mask.rows[:wanted]
+            arrays = [take_column(batch.column(name), rows) for name in shortcut.rows]
+            wanted -= len(rows)
+            taken.append(pa.RecordBatch.from_arrays(arrays, schema=_rows_schema(task)))
+    found = sum(batch.num_rows for batch in taken)
+    if wanted > 0 and others:
+        rest = _plain(engine, task, others[::-1], stop)
+        table = pa.concat_tables([pa.Table.from_batches(taken, rest.table.schema), rest.table])
+        return RunResult(table, _added(rest.stats, found))
+    return RunResult(pa.Table.from_batches(taken, _rows_schema(task)), RunStats(0, found))
+
+
+def _rows_schema(task: Task) -> pa.Schema:
+    fields = [task.schema.field(name) for name in task.shortcut.rows]
+    return pa.schema([field.with_name(f"c{number}") for number, field in enumerate(fields)])
+
+
+def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+    (key,) = task.shortcut.keys
+    arrays, others, rows = [], [], 0
+    for piece in pieces:
+        codes = piece.index.codes(key.column) if piece.index is not None and piece.immutable else None
+        if codes is None or piece.validity is not None or piece.masks is not None:
+            others.append(piece)
+        else:
+            arrays.append(codes.values)
+            rows += piece.rows
+    if not arrays:
+        return _plain(engine, task, pieces, stop)
+    # The values of all pieces, each once per piece at the most: merging them is the broker's.
+    united = pa.chunked_array(arrays).unique()
+    kind = task.schema.field(key.column).type
+    table = pa.table([united.cast(kind)], schema=pa.schema([pa.field(key.name, kind, nullable=False)]))
+    if not others:
+        return RunResult(table, RunStats(0, rows))
+    rest = _plain(engine, task, others, stop)
+    joined = pa.concat_tables([pa.Table.from_batches(table.to_batches(), rest.table.schema), rest.table])
+    return RunResult(joined, _added(rest.stats, rows))
+
+
+def _sums(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+    settled: list[Piece] = []
+    others: list[Piece] = []
+    for piece in pieces:
+        whole = piece.validity is None and (piece.exact or not task.shortcut.where)
+        (settled if whole else others).append(piece)
+    if not settled:
+        return _plain(engine, task, pieces, stop)
+    parts: list[Part] = [
+        part
+        for piece in settled
+        for part in zip(piece.batches, piece.masks or [None] * len(piece.batches), strict=True)
+    ]
+    matched = sum(batch.num_rows if mask is None else mask.count for batch, mask in parts)
+    columns = list(dict.fromkeys(one.column for one in task.shortcut.sums if one.column))
+    found = dict(zip(columns, totals(columns, parts, engine.helpers, stop), strict=True))
+    arrays = []
+    for one in task.shortcut.sums:
+        if one.column:
+            kind = pa.int64() if pa.types.is_int32(task.schema.field(one.column).type) else pa.float64()
+            arrays.append(pa.array([found[one.column] if matched else None], kind))
+        else:
+            arrays.append(pa.array([matched], pa.int64()))
+    table = pa.table(arrays, [one.name for one in task.shortcut.sums])
+    if not others:
+        return RunResult(table, RunStats(0, matched))
+    rest = _plain(engine, task, others, stop)
+    return RunResult(pa.concat_tables([table.cast(rest.table.schema), rest.table]), _added(rest.stats, matched))
+
+
+def _groups(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace, stop: Stop) -> RunResult:
+    began_s = time.monotonic()
+    shortcut = task.shortcut
+    columns = [key.column for key in shortcut.keys if key.column]
+    kinds = [task.schema.field(name).type for name in columns]
+    keys, coded = (None, []) if not _is_worth_it(kinds, pieces) else row_keys(space, columns, pieces)
+    if keys is None:
+        return _plain(engine, task, pieces, stop)
+    result = engine.run(
+        shortcut.keyed_sql, coded, [*shortcut.keyed_columns, GROUP_KEY], task.schema, deadline_s=stop.deadline_s,
+        constants=task.constants, where=shortcut.where, made={GROUP_KEY: (keys.type, keys.numbers)}, stop=stop,
+    )  # fmt: skip
+    grouped = result.table
+    values = dict(zip(columns, keys.columns_of(_whole(grouped.column(GROUP_KEY)), kinds), strict=True))
+    names = [key.name for key in shortcut.keys]
+    arrays = [values[key.column] if key.column else grouped.column(key.name) for key in shortcut.keys]
+    for name in grouped.column_names:
+        if name != GROUP_KEY and name not in names:
+            names.append(name)
+            arrays.append(grouped.column(name))
+    table = pa.table(arrays, names)
+    grouped_by_number = {id(piece) for piece in coded}
+    others = [piece for piece in pieces if id(piece) not in grouped_by_number]
+    if others:
+        rest = _plain(engine, task, others, stop)
+        table = pa.concat_tables([table.cast(rest.table.schema), rest.table])
+        result = RunResult(table, _added(rest.stats, result.stats.rows_matched, result.stats.rows_scanned))
+    return RunResult(table, RunStats(
+        result.stats.rows_scanned, result.stats.rows_matched, (time.monotonic() - began_s) * 1000
+    ))  # fmt: skip
+
+
+#: Over fewer rows, finding out the numbers costs more than grouping by texts.
+_CODED_ROWS_MIN = 100_000
+
+
+def _is_worth_it(kinds: Sequence[pa.DataType], pieces: Sequence[Piece]) -> bool:
+    if len(kinds) == 1 and pa.types.is_integer(kinds[0]):
+        return False
+    return sum(piece.rows for piece in pieces if piece.index is not None) >= _CODED_ROWS_MIN
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _added(stats: RunStats, matched: int, scanned: int = 0) -> RunStats:
+    return RunStats(stats.rows_scanned + scanned, stats.rows_matched + matched, stats.elapsed_ms)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ends of a stream that are below what is known to be in it are doubted before they are believed.
+
+A replica of Kafka that has just become leader may not know for a moment how far its partition is committed, and a
+broker may answer for a partition that it does not lead any more. An end that stays below is final: the stream lost
+messages, and what asked stops the table (E-2, E-8).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Five seconds: a new leader knows within one or two round trips of its followers, half a second each at most.
+ASKED_MAX = 20
+PAUSE_S = 0.25
+
+
+def asked_again(ask: Callable[[], T], reaches: Callable[[T], bool], pause: Callable[[float], None] = time.sleep) -> T:
+    """The first answer that `reaches` what is known, or the last of ASKED_MAX that do not. Raises what `ask` raises."""
+    for _ in range(ASKED_MAX - 1):
+        answer = ask()
+        if reaches(answer):
+            return answer
+        pause(PAUSE_S)
+    return ask()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server says with its heartbeats: the state of each replica here, and how far each tail is.
+
+An open replica is CONSUMING, or in ERROR: its partition was stopped by a rule, or its rows cannot be built (they are
+served all the same). A sealed one is ONLINE from its files or from its tail, OFFLINE while it has neither, or in ERROR
+with the cause while it cannot be built or fetched. All of it is retried with backoff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cremant.model.cluster import InstanceReport, SegmentReport, TailReport
+from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.server.partition import Partition, PartitionState
+from cremant.server.table import HostedSegment, HostedTable
+
+
+def report_of(tables: Iterable[HostedTable]) -> InstanceReport:
+    segments: list[SegmentReport] = []
+    tails: list[TailReport] = []
+    for table in tables:
+        with table.lock:
+            segments += [_sealed_report(table, hosted) for hosted in table.segments.values()]
+            segments += [
+                _open_report(table, metadata) for metadata in table.open.values() if metadata.name not in table.segments
+            ]
+            tails += [_tail_report(partition) for partition in table.partitions.values()]
+    return InstanceReport(segments=tuple(segments), tails=tuple(tails))
+
+
+def _sealed_report(table: HostedTable, hosted: HostedSegment) -> SegmentReport:
+    metadata, sealed = hosted.metadata, hosted.sealed
+    state = hosted.state
+    if sealed is None and table.is_broken(metadata.name):
+        state = ReplicaState.ERROR
+    elif sealed is None and table.serves_from_tail(metadata):
+        state = ReplicaState.ONLINE
+    # What was not read in full yet, or is about to be deleted, is served, and is no copy to count on (I-6).
+    holds = hosted.verified and (hosted.unwanted_since_s is None or hosted.last_copy)
+    return SegmentReport(
+        table=table.name, segment=metadata.name, state=state, rows=metadata.rows, error=hosted.error,
+        checksum=sealed.marker.checksum if sealed is not None and holds else None,
+        bytes=sealed.disk_bytes if sealed is not None else 0, progress=table.progress.get(metadata.name, 0),
+    )  # fmt: skip
+
+
+def _open_report(table: HostedTable, metadata: SegmentMetadata) -> SegmentReport:
+    partition = table.partitions.get(metadata.partition)
+    broken = (partition is not None and partition.state is PartitionState.STOPPED) or table.is_broken(metadata.name)
+    rows = partition.tail.snapshot.count(metadata.start_offset, 2**62) if partition is not None else 0
+    return SegmentReport(
+        table=table.name, segment=metadata.name, state=ReplicaState.ERROR if broken else ReplicaState.CONSUMING,
+        rows=rows, error=(partition.error if partition is not None else None) or table.problems.get(metadata.name),
+        progress=table.progress.get(metadata.name, 0),
+    )  # fmt: skip
+
+
+def _tail_report(partition: Partition) -> TailReport:
+    watermark, snapshot = partition.watermark, partition.tail.snapshot
+    return TailReport(
+        table=partition.id.table, incarnation=partition.id.incarnation, partition=partition.id.partition,
+        first_offset=snapshot.first_offset, rows=snapshot.rows, watermark=watermark, state=partition.state_name,
+        error=partition.error,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a query scans of what was found: pieces, without what metadata and indexes rule out, and Pinot's counters.
+
+Rule: only what cannot match is left out; what was left out still counts in `docs_total`, as in Pinot. A segment counts
+as pruned when none of its rows is handed on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cremant.exec.stop import Stop
+from cremant.exec.tables import DOC_ID
+from cremant.segment.prune import may_match
+from cremant.segment.scan import Piece
+from cremant.segment.select import select
+from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
+from cremant.wire.messages import ServerQuery
+
+
+@dataclass(slots=True)
+class Scan:
+    """What of the resolved rows is scanned, and what was counted on the way."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    docs_total: int = 0
+    segments_queried: int = 0
+    segments_pruned: int = 0
+    #: Partitions whose tail had rows that were not pruned away.
+    scanned_tails: set[int] = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def plan_scan(table: HostedTable, found: Resolved, query: ServerQuery, stop: Stop) -> Scan:
+    """Pieces of everything found that may match. Raises QueryError when it is to stop."""
+    scan = Scan()
+    for part in found.segments:
+        stop.check()
+        if isinstance(part, SegmentPart):
+            _add_segment(scan, table, found, query, part)
+        else:
+            scan.segments_queried += 1
+            _add_tail(scan, table, found, query, part)
+    for tail in found.tails:
+        stop.check()
+        _add_resolved_tail(scan, table, found, query, tail)
+    return scan
+
+
+def _add_resolved_tail(scan: Scan, table: HostedTable, found: Resolved, query: ServerQuery, tail: ResolvedTail) -> None:
+    """The whole counts as one (consuming) segment, however much of it is sealed here already."""
+    pieces, pruned = len(scan.pieces), scan.segments_pruned
+    scan.segments_queried += 1
+    for part in tail.sealed:
+        scan.segments_queried -= 1
+        _add_segment(scan, table, found, query, part)
+    _add_tail(scan, table, found, query, tail.rows)
+    scanned = len(scan.pieces) > pieces
+    scan.segments_pruned = pruned + (0 if scanned or not tail.covered.length else 1)
+    if scanned or not tail.covered.length:
+        scan.scanned_tails.add(tail.partition)
+
+
+def _add_segment(scan: Scan, table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> None:
+    ranges = part.hosted.metadata.columns
+    scan.segments_queried += 1
+    if part.whole:
+        scan.docs_total += part.sealed.marker.rows
+
+    def range_of(column: str) -> tuple[Any, Any] | None:
+        known = ranges.get(column)
+        return (known.min, known.max) if known is not None else None
+
+    if not may_match(query.prune, range_of, table.single_precision):
+        if not part.whole:
+            scan.docs_total += sum(batch.num_rows for batch in part.batches(found.alignment))
+        piece = None
+    elif part.whole:
+        piece = _whole_segment(table, found, query, part)
+    else:
+        piece = _part_of_segment(table, found, query, part)
+        scan.docs_total += piece.rows
+    if piece is None or not piece.rows:
+        scan.segments_pruned += 1
+    else:
+        scan.pieces.append(piece)
+
+
+def _whole_segment(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> Piece:
+    batches, index = part.batches(found.alignment), part.sealed.index
+    firsts, rows = [], 0
+    for batch in batches:
+        firsts.append(rows)
+        rows += batch.num_rows
+    piece = Piece(
+        _key(table, found, query, part), part.hosted.metadata.partition, part.sealed.name, batches, rows, None,
+        immutable=True, index=index, first_rows=tuple(firsts),
+    )  # fmt: skip
+    if index is None or not query.prune or DOC_ID in query.columns:
+        return piece
+    chosen = select(batches, index, query.prune, table.single_precision)
+    return Piece(
+        piece.key, piece.partition, piece.segment, tuple(batches[number] for number in chosen.batches),
+        sum(batches[number].num_rows for number in chosen.batches), None,
+        immutable=len(chosen.batches) == len(batches), masks=chosen.masks,
+        exact=chosen.exact and query.shortcut.exact, index=index,
+        first_rows=tuple(firsts[number] for number in chosen.batches),
+    )  # fmt: skip
+
+
+def _part_of_segment(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> Piece:
+    batches = part.batches(found.alignment)
+    rows = sum(batch.num_rows for batch in batches)
+    key = _key(table, found, query, part)
+    return Piece(key, part.hosted.metadata.partition, part.sealed.name, batches, rows, None, immutable=False)
+
+
+def _key(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> str:
+    checksum = part.sealed.marker.checksum
+    return f"{table.name}/{query.incarnation}/{part.sealed.name}/{checksum}/{found.schema_version}"
+
+
+def _add_tail(scan: Scan, table: HostedTable, found: Resolved, query: ServerQuery, rows: TailRows) -> None:
+    scan.docs_total += sum(part.rows for part in rows.parts)
+    kept = tuple(part for part in rows.parts if may_match(query.prune, part.block.range_of, table.single_precision))
+    if not kept:
+        return
+    key = f"{table.name}/{query.incarnation}/tail/{rows.partition}"
+    batches = TailRows(rows.partition, rows.segment, kept).batches(found.alignment)
+    count = sum(part.rows for part in kept)
+    scan.pieces.append(Piece(key, rows.partition, rows.segment, batches, count, None, False))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner's side of the Spark source, without Spark: what expired between planning and running."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ingest_kit import config_of, schema_of
+from pyspark.sql.streaming.datasource import ReadMaxRows
+
+from cremant.epoch.format import peek
+from cremant.epoch.records import Gap
+from cremant.log.api import Bounds, Log, Message
+from cremant.log.open import Logs, open_logs
+from cremant.model.cluster import TableRecord
+from cremant.model.errors import InvalidConfig, InvariantViolation
+from cremant.model.settings import Settings
+from cremant.pipeline.ends import ASKED_MAX, PAUSE_S, asked_again
+from cremant.pipeline.plan import EpochPlan, PlannedRange, Share, Wanted
+from cremant.pipeline.source import StreamReader, TaskShares
+from cremant.pipeline.spec import RunSpec, log_settings_of, write_config, write_wanted
+from cremant.pipeline.task import ingest_share
+
+INCARNATION = "0" * 16
+
+
+def forty_messages(directory: Path, *, stop_on_expired: bool = False) -> tuple[Logs, RunSpec]:
+    """In one partition, and a table that reads them."""
+    settings = Settings(("test", {"data_dir": str(directory), "log_segment_bytes": 4_096}))
+    logs = open_logs(settings)
+    topic = logs.embedded.create_topic("t", 1).incarnation
+    logs.embedded.create_topic("e", 1)
+    for _ in range(40):
+        logs.embedded.append("t", 0, [Message(b"x" * 1_000)])
+    record = TableRecord(
+        config=config_of(), table_schema=schema_of({}), incarnation=INCARNATION, topic_incarnation=topic
+    )
+    spec = RunSpec(
+        run_dir=str(directory), log_settings=log_settings_of(settings), table="t", incarnation=INCARNATION, topic="t",
+        topic_incarnation=topic, stream_version=record.config_version, epoch_topic="e", dead_letter_topic="d",
+        generation=1, base=1, starts=(0,), tasks_max=1,
+    )  # fmt: skip
+    write_config(directory, record)
+    write_wanted(spec, Wanted(config_version=1, starts=(0,), max_rows=100, stop_on_expired=stop_on_expired))
+    return logs, spec
+
+
+def plan_up_to(end: int, spec: RunSpec) -> EpochPlan:
+    return EpochPlan(
+        config_version=1, topic_incarnation=spec.topic_incarnation, at_ms=0, partitions=(PlannedRange(0, end, end),)
+    )
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_what_expires_after_it_was_planned_widens_the_gap_or_stops_the_table(tmp_path: Path, stop: bool) -> None:
+    logs, spec = forty_messages(tmp_path, stop_on_expired=stop)
+    plan = plan_up_to(40, spec)
+    logs.embedded.trim("t", 0, 20)
+    earliest = logs.embedded.earliest("t", 0)
+    assert 0 < earliest <= 20
+    planner = StreamReader(spec)
+    if stop:
+        with pytest.raises(InvalidConfig, match=f"offsets 0 to {earliest} of topic t partition 0 expired"):
+            planner.partitions({}, plan.to_offset())
+    else:
+        (task,) = planner.partitions({}, plan.to_offset())
+        assert isinstance(task, TaskShares)
+        assert [(share.gap_first, share.first, share.next) for share in task.shares] == [(0, earliest, 40)]
+        batch = logs.embedded.reader("e", 0, 0).read(max_messages=9, max_bytes=9_999)
+        assert batch is not None
+        assert isinstance(peek(batch.values[0].as_buffer(), INCARNATION), Gap)
+    logs.close()
+
+
+class Forgetful:
+    """A log that knows less than there is, the first `times` it is asked."""
+
+    def __init__(self, log: Log, times: int) -> None:
+        self._log = log
+        self.times = times
+
+    def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
+        self.times -= 1
+        found = self._log.bounds(topic, partitions)
+        return [Bounds(0, 12)] * len(found) if self.times >= 0 else found
+
+    def latest(self, topic: str, partition: int) -> int:
+        return self.bounds(topic, [partition])[0].latest
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+def test_a_leader_that_does_not_know_the_end_yet_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the planner, and by a task whose reader gives nothing either. One that stays behind is believed."""
+    monkeypatch.setattr("cremant.pipeline.ends.PAUSE_S", 0.0)
+    logs, spec = forty_messages(tmp_path)
+    stream = Forgetful(logs.embedded, 3)
+    monkeypatch.setattr("cremant.pipeline.worker.stream_of", lambda spec: stream)
+    planner = StreamReader(spec)
+    after = planner.latestOffset(plan_up_to(30, spec).to_offset(), ReadMaxRows(1_000))
+    assert EpochPlan.from_offset(after).partitions == (PlannedRange(30, 40, 40),)
+    stream.times = ASKED_MAX
+    with pytest.raises(InvariantViolation, match="E-8: partition 0 was read to offset 30, but the stream ends at 12"):
+        planner.latestOffset(plan_up_to(30, spec).to_offset(), ReadMaxRows(1_000))
+    assert stream.times == 0
+
+    stream.times = 10**9
+    with pytest.raises(InvariantViolation, match="E-2: the stream ends at 12, an epoch was planned up to 60"):
+        list(ingest_share(spec, Share(0, 0, 0, 60), 1))
+    logs.close()
+
+
+def test_an_end_is_asked_for_at_most_so_often_and_with_pauses() -> None:
+    ends, pauses = iter([3, 5, 9, 11]), list[float]()
+    assert asked_again(lambda: next(ends), lambda end: end >= 9, pauses.append) == 9
+    assert pauses == [PAUSE_S] * 2
+    pauses.clear()
+    ends = iter(range(10**6))
+    assert asked_again(lambda: next(ends), lambda end: False, pauses.append) == ASKED_MAX - 1
+    assert pauses == [PAUSE_S] * (ASKED_MAX - 1)
+    assert 3.0 <= sum(pauses) <= 10.0, "longer than a change of leaders, shorter than anybody's patience"

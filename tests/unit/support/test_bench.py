@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m bench all`: one benchmark that fails or hangs costs its own figures, not those of the others. And the
+arithmetic of gaps in what is visible."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from bench import commit, everything
+from bench.watch import Series, first_seen, gaps_ms
+
+ARGUMENTS = argparse.Namespace(quick=True, json=None, log="embedded", controller=None, broker=None, kafka=None)
+
+
+def test_what_hangs_or_fails_is_named_and_the_table_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = argparse.Namespace(**{**vars(ARGUMENTS), "json": str(tmp_path / "all.json")})
+    assert everything.run_all(arguments, ("sim", "no-such-benchmark"), deadline_s=0.001) == 1
+    printed = capfd.readouterr()
+    assert "| Benchmark |" in printed.out
+    assert "sim (not done after 0 s), no-such-benchmark (" in printed.err
+    assert json.loads((tmp_path / "all.json").read_text(encoding="utf-8")) == []
+
+
+def test_what_does_not_end_is_interrupted_and_may_clean_up(tmp_path: Path) -> None:
+    clean = tmp_path / "clean"
+    program = f"""
+import pathlib, time
+pathlib.Path({str(tmp_path / "begun")!r}).touch()
+try:
+    time.sleep(600)
+finally:
+    pathlib.Path({str(clean)!r}).touch()
+"""
+    assert everything._run([sys.executable, "-c", program], 5.0) == "not done after 5 s"
+    assert clean.exists()
+    assert everything._run([sys.executable, "-c", "raise SystemExit(3)"], 60.0) == "exit status 3"
+    assert everything._run([sys.executable, "-c", ""], 60.0) == ""
+
+
+def test_a_table_has_pinots_figures_beside_ours() -> None:
+    report = {
+        "name": "query",
+        "parameters": {"log": "kafka"},
+        "metrics": {"point": 1.234, "qps4_point": 1_234.5},
+    }
+    lines = everything.table([report]).splitlines()
+    assert lines[2:] == [
+        "| query, kafka log | `point` | 1.2 ms | 11.6 / 5.3 ms |",
+        "|  | `qps4_point` | 1,234 1/s | 101 / 450 |",
+    ]
+
+
+def test_a_gap_belongs_to_the_span_that_it_ends_in_and_one_that_goes_on_counts() -> None:
+    times = [1.0, 1.1, 1.6, 3.0]
+    assert gaps_ms(times, 1.05, 1.7) == pytest.approx([100, 500, 100])
+    assert gaps_ms(times, 2.0, 2.5) == pytest.approx([900])
+    assert gaps_ms([], 1.0, 3.0) == pytest.approx([2_000])
+
+
+def test_of_two_replicas_the_one_that_is_further_shows_a_row_first() -> None:
+    one, other = Series(), Series()
+    for end, at_s in ((10, 1.0), (20, 2.0), (20, 2.5), (30, 4.0)):
+        one.saw(end, at_s)
+    for end, at_s in ((10, 1.5), (30, 3.0)):
+        other.saw(end, at_s)
+    assert one.times == [1.0, 2.0, 4.0]
+    assert first_seen([one, other]) == [1.0, 2.0, 3.0]
+
+
+def test_gaps_with_commits_stand_beside_those_without() -> None:
+    case = commit.Case({True: [10.0, 30.0], False: [10.0, 20.0]}, {True: [30.0], False: [20.0]}, [1], [1], [1_500.0])
+    found = commit.figures(case)
+    assert (found["gap_p99"], found["gap_p99_without"], found["longest_ratio"]) == (30.0, 20.0, 1.5)
+    metrics = {f"small_{state}_{name}": value for state in commit.STORES for name, value in found.items()}
+    row = commit.table(metrics, ["small"]).splitlines()[2]
+    assert row.startswith("| small, healthy | 1.5 s | 1 | ")
+    assert row.endswith("| 30 / 20 ms | 1.50, 1.50 |")
