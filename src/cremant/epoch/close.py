@@ -51,6 +51,13 @@ class BlockAck(msgspec.Struct, frozen=True, kw_only=True):
     max_ingestion_ms: int | None = None
 
 
+class UpdateAck(msgspec.Struct, frozen=True, kw_only=True):
+    """An update block of this batch that the log acknowledged (upsert tables). No update is in two blocks."""
+
+    partition: int
+    updates: int
+
+
 class GapAck(msgspec.Struct, frozen=True, kw_only=True):
     """A Gap of this batch that the log acknowledged."""
 
@@ -68,6 +75,7 @@ class CloseBatch(msgspec.Struct, frozen=True, kw_only=True):
     plan: PlannedBatch
     blocks: tuple[BlockAck, ...]
     gaps: tuple[GapAck, ...] = ()
+    updates: tuple[UpdateAck, ...] = ()
     stream_ends: tuple[int, ...] = ()
     ends_read_at_ms: int | None = None
 
@@ -243,6 +251,7 @@ def _line(event: CloseBatch, partition: int) -> PartitionMark:
     return PartitionMark(
         end=end,
         rows=sum(ack.rows for ack in blocks),
+        updates=sum(ack.updates for ack in event.updates if ack.partition == partition),
         rejected=sum(ack.rejected for ack in blocks),
         filtered=sum(ack.filtered for ack in blocks),
         max_ingestion_ms=max(

@@ -32,7 +32,7 @@ import msgspec
 import pyarrow as pa
 
 from cremant.epoch.coverage import BlockSet, Coverage, rows_from
-from cremant.epoch.records import EpochMark, Fence, Gap, Heartbeat, PartitionMark, Record, Reset, RowBlock
+from cremant.epoch.records import EpochMark, Fence, Gap, Heartbeat, PartitionMark, Record, Reset, RowBlock, UpdateBlock
 from cremant.epoch.safeguards import ALL, Safeguards
 from cremant.model.limits import EPOCHS_REMEMBERED, UNCLOSED_BLOCKS_MAX
 from cremant.model.offsets import OffsetRange, Position
@@ -48,6 +48,15 @@ class TakeRows(msgspec.Struct, frozen=True, kw_only=True):
     config_version: int
     max_ingestion_ms: int | None
     timestamp_type: str
+
+
+class TakeUpdates(msgspec.Struct, frozen=True, kw_only=True):
+    """Upsert tables: what epoch `epoch` does to rows of this partition, all of it, once. Comes after the rows of the
+    epoch and before its EpochClosed. `batch` as in UpdateBlock, sorted, each update once. Rows of the epoch without an
+    INSERT are superseded."""
+
+    epoch: int
+    batch: pa.RecordBatch
 
 
 class GapTaken(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +110,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     hint: str
 
 
-Effect = TakeRows | GapTaken | EpochClosed | CaughtUp | Fenced | RolledBack | Stopped
+Effect = TakeRows | TakeUpdates | GapTaken | EpochClosed | CaughtUp | Fenced | RolledBack | Stopped
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -154,6 +163,8 @@ class PartitionReader:
         match record:
             case RowBlock():
                 return self._block(record)
+            case UpdateBlock():
+                return []
             case Gap():
                 return self._gap(record)
             case EpochMark():

@@ -43,6 +43,35 @@ class RowBlock(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.batch.num_rows)
 
 
+class UpdateBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of rows of this partition with epoch `epoch` (upsert tables; the document's segment update events).
+
+    `batch` (UPDATE_SCHEMA): `$offset` int64, `$subRow` int32, `op` int8 (INSERT or DELETE); sorted by (`$offset`,
+    `$subRow`), each row once. INSERT: the row is in force from this epoch on. DELETE: it was, and no longer is.
+    Blocks of one epoch are written by several tasks, so their rows interleave; as a set each update is there once.
+    """
+
+    generation: int
+    epoch: int
+    content_hash: str
+    batch: pa.RecordBatch
+
+    @property
+    def updates(self) -> int:
+        return int(self.batch.num_rows)
+
+
+INSERT = 0
+DELETE = 1
+UPDATE_SCHEMA = pa.schema(
+    [
+        pa.field("$offset", pa.int64(), nullable=False),
+        pa.field("$subRow", pa.int32(), nullable=False),
+        pa.field("op", pa.int8(), nullable=False),
+    ]
+)
+
+
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """Stream offsets that never become rows."""
 
@@ -105,4 +134,4 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
 
 
-Record = RowBlock | Gap | EpochMark | Heartbeat | Fence | Reset
+Record = RowBlock | UpdateBlock | Gap | EpochMark | Heartbeat | Fence | Reset

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from cremant.model.completion import CompletionConfig
+from cremant.model.upsert import UpsertConfig
 
 
 class StartFrom(StrEnum):
@@ -119,6 +120,8 @@ class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Column -> partitions of its values, by which sealed segments are pruned.
     partitioning: dict[str, ColumnPartitioning] = {}
     query_timeout_ms: int | None = None
+    #: Only upsert tables have one.
+    upsert: UpsertConfig | None = None
     cremant: CremantConfig = CremantConfig()
     raw_json: dict[str, Any] = {}
     unrecognized: dict[str, Any] = {}

@@ -34,6 +34,7 @@ from cremant.epoch.reader import (
     RolledBack,
     Stopped,
     TakeRows,
+    TakeUpdates,
 )
 from cremant.log.api import Log, LogReader, MessageBatch
 from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
@@ -264,7 +265,7 @@ class Partition:
                 self._roll_back(next_offset, epoch)
             case Stopped(rule=rule, message=message, hint=hint):
                 raise InvariantViolation(rule, message, hint=hint)
-            case Fenced():
+            case TakeUpdates() | Fenced():
                 pass
             case _:
                 assert_never(effect)

@@ -15,6 +15,7 @@ from cremant.epoch.reader import (
     RolledBack,
     Stopped,
     TakeRows,
+    TakeUpdates,
 )
 from cremant.log.api import OffsetExpired
 from cremant.model.offsets import Position
@@ -81,7 +82,7 @@ class Replica:
                 observers.caught_up(self.partition, self.end, effect)
             case Stopped():
                 raise Violation(effect.rule, f"replica {self.number} stopped: {effect.message}")
-            case Fenced():
+            case TakeUpdates() | Fenced():
                 pass
             case RolledBack():
                 self.end = effect.next_offset

@@ -11,6 +11,7 @@ import msgspec
 from cremant.model.cluster import InstanceRecord, InstanceReport
 from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm, StoreState
+from cremant.model.upsert import Cut
 from cremant.wire.codec import PROTOCOL
 
 
@@ -248,7 +249,7 @@ class ServerQuery(Message, frozen=True, kw_only=True):
     """One server's share of a query.
 
     `sql` is DataFusion SQL over the table `t`, whose columns are `columns` (user columns and `$` columns).
-    `low_water_mark`: the epoch L of the query (upsert tables), None for append tables.
+    `cut`: the epoch L of the query and what is visible of it (upsert tables: always; append tables: never).
     """
 
     #: Unique per request, not per query: a server may be asked twice (retries, hedges). Names it for a cancel.
@@ -261,7 +262,7 @@ class ServerQuery(Message, frozen=True, kw_only=True):
     tails: tuple[TailRequest, ...]
     prune: tuple[PruneTerm, ...] = ()
     shortcut: Shortcut = Shortcut()
-    low_water_mark: int | None = None
+    cut: Cut | None = None
     #: Milliseconds this server may spend, counted from arrival (clocks differ, durations do not).
     budget_ms: int
 
@@ -288,6 +289,10 @@ class ServerAnswer(Message, frozen=True, kw_only=True):
     partitions: tuple[PartitionAnswer, ...] = ()
     missing_segments: tuple[str, ...] = ()
     behind_partitions: tuple[int, ...] = ()
+    #: Partitions of which this server no longer knows what was visible at the query's cut, and the oldest epoch that
+    #: may be asked of it.
+    refused_partitions: tuple[int, ...] = ()
+    horizon: int = 0
     docs_total: int = 0
     docs_scanned: int = 0
     entries_scanned_in_filter: int = 0
@@ -301,3 +306,26 @@ class ServerAnswer(Message, frozen=True, kw_only=True):
     elapsed_ms: float = 0.0
     #: Of `elapsed_ms`, what passed before the query ran: waiting for a slot, or for rows (`not_before`).
     wait_ms: float = 0.0
+
+
+# --- broker -> server: GET /internal/v1/epochs?since=N&nonce=X&timeoutMs=T (long poll) ---
+
+
+class EpochState(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One partition of an upsert table on one server. `closed`: last epoch closed and applied there (the low-water mark
+    of the pair); 0 before the first. `horizon`: oldest epoch that may be asked. `partitions`: how many the table had in
+    the mark of `closed`."""
+
+    closed: int
+    horizon: int = 0
+    partitions: int = 0
+
+
+class EpochsReply(Message, frozen=True, kw_only=True):
+    """`epochs`: incarnation of a table -> partition -> state; all of them, not differences. `version` grows with each
+    change while the process `nonce` lives."""
+
+    instance: str
+    nonce: str
+    version: int
+    epochs: dict[str, dict[str, EpochState]] = {}

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a table says of its primary keys (`upsertConfig`): how the row in force of a key is found, and for how long what
+was in force before can be asked for. Source: upsert design, "Table"."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class NullKeyPolicy(StrEnum):
+    """What becomes of a row with a null in its primary key: dead-lettered, or a row of its own that nothing
+    supersedes."""
+
+    REJECT = "reject"
+    APPEND = "append"
+
+
+class UpsertConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A table has one iff it is an upsert table; its key columns are `Schema.primary_key_columns`.
+
+    Of the rows of a key the greatest by (`comparison_columns`, partition, offset, sub-row) is in force, whatever order
+    they arrive in. If its `delete_column` is true it is a tombstone: in force, but not visible.
+    """
+
+    comparison_columns: tuple[str, ...]
+    delete_column: str | None = None
+    null_key: NullKeyPolicy = NullKeyPolicy.REJECT
+    #: How far below the newest value of the (only, numeric) comparison column a key may fall before it expires, in
+    #: units of that column; None: keys live as long as their rows.
+    ttl: float | None = None
+    #: The same for tombstones (`deletedKeysTTL`); None: as `ttl`.
+    deleted_ttl: float | None = None
+    #: How long what was visible can still be asked for (`asOfEpoch`, late brokers); versions are kept that long.
+    history_ms: int = 60_000
+
+
+class Visibility(StrEnum):
+    """Which versions a query sees at its epoch L."""
+
+    #: In force and not deleted: what the table is.
+    VISIBLE = "visible"
+    #: In force, tombstones too (`SET skipUpsertDelete = true`).
+    IN_FORCE = "inForce"
+    #: Everything taken up to L, superseded rows too (`SET skipUpsert = true`).
+    ALL = "all"
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """One consistent cut through a table: every server answers as of the closed epoch `epoch` (L)."""
+
+    epoch: int
+    visibility: Visibility = Visibility.VISIBLE
