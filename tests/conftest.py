@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lanes import Lanes, lanes_first
+from lanes import Lanes, lanes_first, once_more
 
 from kafka import kafka, kafka_one_node, kafka_three, kafka_three_nodes
 
@@ -19,6 +19,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if _BROKERS & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.kafka)
+    once_more(items)
     if hasattr(config, "workerinput"):
         lanes_first(items)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from bench.cluster import LocalCluster
 from bench.outage import away
+from lanes import WRONG
 from ledger import SCHEMA, TOTAL_SQL, Checker, EmbeddedSink, Findings, Ledger, table_config
 
 PARTITIONS = 2
@@ -50,7 +51,8 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = 120
 
 
 def checked(findings: Findings) -> None:
-    assert (findings.wrong, findings.unanswered) == ([], 0)
+    assert findings.wrong == [], WRONG
+    assert findings.unanswered == 0
     assert findings.complete > 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from bench.cluster import LocalCluster
 from bench.kafka import KafkaCluster
+from lanes import WRONG
 from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, EmbeddedSink, KafkaSink, Ledger, table_config
 
 RATE_PER_S = 4_000
@@ -115,7 +116,7 @@ def kill_under_load(
             f"{len(findings.wrong)} wrong"
         )
     phase(f"exact {took:.1f} s after the last row")
-    assert findings.wrong[:3] == []
+    assert findings.wrong[:3] == [], WRONG
     assert during_load > 300, "too few answers under load for this test to mean anything"
     assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
     assert ledger.total()[0][0] == rows

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from bench.cluster import ClusterError, LocalCluster, command
+from lanes import WRONG
 from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, EmbeddedSink, Ledger, table_config
 
 from cremant.log.api import Message
@@ -123,7 +124,7 @@ def test_a_rebalance_goes_on_after_the_controller_was_killed_in_the_middle_of_it
         assert cluster.rest.rows(BUCKETS_SQL) == ledger.expected(ledger.ends())
         findings = checker.stop()
         phase(f"{ledger.rows} rows, {findings.complete} complete answers, {findings.partial} partial")
-        assert findings.wrong[:3] == []
+        assert findings.wrong[:3] == [], WRONG
         assert findings.complete > 20
         placed = cluster.rest.call("GET", "/tables/ledger/idealstate")["REALTIME"]
         shares = [sum(server in servers for servers in placed.values()) for server in live_servers(cluster)]

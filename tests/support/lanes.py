@@ -33,6 +33,18 @@ def lanes_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.index(lane) if (lane := lane_of(item.nodeid)) in LANES else len(order))
 
 
+#: Message of a failure that is never a matter of time.
+WRONG = "wrong answers"
+
+
+def once_more(items: list[pytest.Item]) -> None:
+    """Tests of real processes wait for them with deadlines, and what runs beside them may be slow: such a test has a
+    second try, which the summary counts. Wrong answers and broken rules have none."""
+    for item in items:
+        if item.nodeid.startswith(("tests/process/", "tests/spark/", "tests/contract/log/")):
+            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=[WRONG, r"InvariantViolation|\b[EIU]-\d\b"]))
+
+
 class Lanes(LoadScopeScheduling):
     """A lane is a unit of work. Units are handed out in the order of the tests, not by size."""
 
