@@ -4,7 +4,7 @@
 A server runs `server_sql` over the pieces of its segments and tails (table `t`); a broker runs `reduce_sql` over the
 servers' answers (table `partials`). Rules:
 
-- The answer holds exactly the rows of the pieces given (rows whose validity bit is off are not there).
+- The answer holds exactly the rows of the pieces given (rows that its validity leaves out are not there).
 - Past the deadline, or when it is cancelled, the query's plan is dropped between two batches, no thread goes on burning
   CPU, and QueryError 250 or 503 is raised; past its memory QueryError 245. Other queries do not notice.
 - QUERIES_RUNNING_MAX run at once and QUERIES_SHORT_MAX short ones beside them (admission.py).

@@ -70,14 +70,14 @@ def _rows(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> Ru
     wanted, taken = shortcut.limit, []
     others = []
     for piece in reversed(pieces):
-        if piece.validity is not None or not (piece.exact or (not shortcut.where and piece.index is not None)):
+        if not (piece.exact or (not shortcut.where and piece.index is not None)):
             others.append(piece)
             continue
         stop.check()
         for number in reversed(range(len(piece.batches))):
             if wanted <= 0:
                 break
-            mask = piece.masks[number] if piece.masks is not None else None
+            mask = piece.chosen(number)
             batch = piece.batches[number]
             rows = np.arange(min(wanted, batch.num_rows)) if mask is None else mask.rows[:wanted]
             arrays = [take_column(batch.column(name), rows) for name in shortcut.rows]
@@ -101,7 +101,7 @@ def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> 
     arrays, others, rows = [], [], 0
     for piece in pieces:
         codes = piece.index.codes(key.column) if piece.index is not None and piece.immutable else None
-        if codes is None or piece.validity is not None or piece.masks is not None:
+        if codes is None or not piece.complete or piece.masks is not None:
             others.append(piece)
         else:
             arrays.append(codes.values)
@@ -123,14 +123,14 @@ def _sums(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> Ru
     settled: list[Piece] = []
     others: list[Piece] = []
     for piece in pieces:
-        whole = piece.validity is None and (piece.exact or not task.shortcut.where)
+        whole = piece.exact or not task.shortcut.where
         (settled if whole else others).append(piece)
     if not settled:
         return _plain(engine, task, pieces, stop)
     parts: list[Part] = [
         part
         for piece in settled
-        for part in zip(piece.batches, piece.masks or [None] * len(piece.batches), strict=True)
+        for part in ((batch, piece.chosen(number)) for number, batch in enumerate(piece.batches))
     ]
     matched = sum(batch.num_rows if mask is None else mask.count for batch, mask in parts)
     columns = list(dict.fromkeys(one.column for one in task.shortcut.sums if one.column))

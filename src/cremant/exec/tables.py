@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cremant.model.names import PARTITION
-from cremant.segment.rows import RowMask, take_column
+from cremant.segment.rows import RowMask, both, take_column
 from cremant.segment.scan import Piece
 
 #: See engine.py for the measurements behind these two.
@@ -59,7 +59,7 @@ def piece_batches(
     for piece in pieces:
         first_row = 0
         for number, batch in enumerate(piece.batches):
-            mask = _mask(piece, number, first_row)
+            mask = _mask(piece, number)
             rows = mask.rows if mask is not None and is_few(mask) else None
             if rows is None or len(rows):
                 source = _Source(piece, number, batch, first_row, constants, made, rows)
@@ -73,23 +73,19 @@ def piece_batches(
 
 def _is_marked(piece: Piece) -> bool:
     """Some of its rows need MASK."""
-    if piece.validity is not None:
+    if not piece.complete:
         return True
     if piece.masks is None or not piece.exact:
         return False
     return any(mask is not None and not is_few(mask) for mask in piece.masks)
 
 
-def _mask(piece: Piece, number: int, first_row: int) -> RowMask | None:
+def _mask(piece: Piece, number: int) -> RowMask | None:
     """The rows of a batch that are there and match; None: all of them, or the filter will tell."""
     mask = piece.masks[number] if piece.masks is not None else None
     if mask is not None and not piece.exact and not is_few(mask):
         mask = None
-    if piece.validity is None:
-        return mask
-    valid: np.ndarray = piece.validity.slice(first_row, piece.batches[number].num_rows).to_numpy(zero_copy_only=False)
-    flags = valid if mask is None else valid & mask.flags
-    return RowMask(flags, int(np.count_nonzero(flags)))
+    return both(piece.existing(number), mask)
 
 
 def is_few(mask: RowMask) -> bool:

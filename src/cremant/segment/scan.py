@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from cremant.segment.index import SegmentIndex
-from cremant.segment.rows import RowMask
+from cremant.segment.rows import RowMask, both
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Piece:
     """Rows of one sealed segment, or of a tail.
 
     `key` identifies the content while the process lives: equal keys of immutable pieces mean equal rows, so an engine
-    may cache by it. `validity`, if given, is one boolean per row over the concatenation of `batches`: rows where it is
-    false do not exist for the query. Append tables always pass None.
+    may cache by it. `validity`, if given, says per batch of `batches` which rows exist for the query (None: all of
+    them). Append tables always pass None.
 
     `masks`, if given, says per batch which rows may satisfy the query's filter (None: all of them); if `exact`, they
     all do, and nobody need evaluate it again. `index` and `first_rows` (number within the segment of each batch's
@@ -34,9 +34,22 @@ class Piece:
     segment: str
     batches: tuple[pa.RecordBatch, ...]
     rows: int
-    validity: pa.BooleanArray | None
+    validity: tuple[RowMask | None, ...] | None
     immutable: bool
     masks: tuple[RowMask | None, ...] | None = None
     exact: bool = False
     index: SegmentIndex | None = None
     first_rows: tuple[int, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Every row of its batches exists for the query."""
+        return self.validity is None or all(mask is None for mask in self.validity)
+
+    def existing(self, number: int) -> RowMask | None:
+        """Rows of batch `number` that exist; None: all of them."""
+        return self.validity[number] if self.validity is not None else None
+
+    def chosen(self, number: int) -> RowMask | None:
+        """Rows of batch `number` that exist and may satisfy the filter; None: all of them."""
+        return both(self.existing(number), self.masks[number] if self.masks is not None else None)

@@ -19,6 +19,7 @@ from cremant.exec.tables import SLICE_ROWS, spread
 from cremant.model.errors import QueryError
 from cremant.model.limits import QUERIES_RUNNING_MAX, QUERIES_SHORT_MAX
 from cremant.model.query_codes import QueryCode
+from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
 
 SCHEMA = pa.schema(
@@ -36,7 +37,9 @@ def batch(first: int, rows: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(offsets), words, pa.array(offsets / 4)], schema=SCHEMA)
 
 
-def piece(key: str, *batches: pa.RecordBatch, partition: int = 0, validity: pa.BooleanArray | None = None) -> Piece:
+def piece(
+    key: str, *batches: pa.RecordBatch, partition: int = 0, validity: tuple[RowMask | None, ...] | None = None
+) -> Piece:
     return Piece(key, partition, f"segment-{key}", batches, sum(b.num_rows for b in batches), validity, True)
 
 
@@ -79,11 +82,12 @@ def test_no_pieces_give_no_rows_but_names_and_types(engine: Engine) -> None:
     assert result.table.schema.field("x").type == pa.float64()
 
 
-def test_rows_whose_validity_bit_is_off_do_not_exist(engine: Engine) -> None:
-    bits = pa.array([offset % 3 != 0 for offset in range(12)])
-    pieces = [piece("a", batch(0, 5), batch(5, 7), validity=bits), piece("b", batch(100, 2))]
+def test_rows_that_validity_leaves_out_do_not_exist(engine: Engine) -> None:
+    flags = np.arange(12) % 3 != 0
+    validity = (RowMask(flags[:5], 3), RowMask(flags[5:], 5), None)
+    pieces = [piece("a", batch(0, 5), batch(5, 7), batch(12, 2), validity=validity), piece("b", batch(100, 2))]
     result = engine.run('SELECT "$offset" AS o FROM t', pieces, ["$offset"], SCHEMA, deadline_s=soon())
-    wanted = [offset for offset in range(12) if offset % 3 != 0] + [100, 101]
+    wanted = [offset for offset in range(12) if offset % 3 != 0] + [12, 13, 100, 101]
     assert sorted(result.table.column("o").to_pylist()) == wanted
 
 
