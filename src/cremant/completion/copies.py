@@ -9,6 +9,8 @@ Rules
   its disk: it stays in the record until it says so.
 - *Safe* = in the deep store, or two holders: the loss of any one server loses nothing. Before that the segment's range
   of the epoch log is kept (I-6), so that lost copies can be made again from it.
+- Of an upsert table, a copy is the rows and the versions of them: which are in force, as of a position of the epoch
+  log. What the log has from there on is needed to bring them up to date, and so it is kept (I-6).
 - *Lost* is what somebody recorded: no copy, and the epoch log has the range no more. It is never guessed here.
 """
 
@@ -99,20 +101,51 @@ def totals(segments: Iterable[SegmentMetadata], policy: StorePolicy) -> Totals:
     )  # fmt: skip
 
 
+#: Server -> epoch log offset from which its newest snapshot of one segment's versions is to be continued.
+Snapshots = Mapping[str, int]
+
+
+def replay_floor(segment: SegmentMetadata, snapshots: Snapshots, safeguards: Safeguards = ALL) -> int:
+    """The log offset from which the epoch log is needed to know which rows of a DONE segment of an upsert table are in
+    force, whichever one server is lost. `snapshots`: what live servers have on their disks.
+
+    The newest snapshot that survives: the one in the store, or the one that all but one holder are at least as new as.
+    Without either, versions come from reading the segment's whole range again. Beside that, no live replica is to lose
+    the log behind its own snapshot: it would have to fetch another one."""
+    floor = segment.start.log_offset
+    if segment.store_state is StoreState.STORED and segment.versions is not None:
+        floor = segment.versions.position.log_offset
+    held = sorted((snapshots[holder] for holder in holders_of(segment) if holder in snapshots), reverse=True)
+    needed = 2 if safeguards.two_copies else 1
+    if len(held) >= needed:
+        floor = max(floor, held[needed - 1])
+    return min([floor, *snapshots.values()])
+
+
 def trim_floor(
-    segments: Iterable[SegmentMetadata], visible_offsets: Iterable[int] = (), safeguards: Safeguards = ALL
+    segments: Iterable[SegmentMetadata],
+    visible_offsets: Iterable[int] = (),
+    safeguards: Safeguards = ALL,
+    *,
+    snapshots: Mapping[str, Snapshots] | None = None,
 ) -> int:
     """The log offset below which one partition's epoch log is no longer needed; 0 = keep all. `visible_offsets`: how
-    far (stream offset) each live replica has read.
+    far (stream offset) each live replica has read. `snapshots`: of an upsert table, by segment.
 
     What a replica could still have to read is kept: from the start of the open segment, of the segment that a live
     replica is still reading, of every segment that is not safe (a lost one excepted: its range is gone already), and,
-    so that the mark that a position stands behind can still be read, of the newest sealed segment."""
+    so that the mark that a position stands behind can still be read, of the newest sealed segment. On upsert tables
+    also what the versions of any sealed segment are brought up to date with."""
     ordered = sorted(segments, key=lambda segment: segment.sequence)
     if len(ordered) < 2:
         return 0
-    kept = (one for one in ordered if not _may_go(one, safeguards) and one.lost is None and safeguards.unsafe_kept)
-    needed = [segment.start.log_offset for segment in kept]
+    present = [segment for segment in ordered if segment.lost is None]
+    needed = []
+    if safeguards.unsafe_kept:
+        needed += [segment.start.log_offset for segment in present if not _may_go(segment, safeguards)]
+    if snapshots is not None:
+        sealed = (segment for segment in present if segment.status is SegmentStatus.DONE)
+        needed += [replay_floor(segment, snapshots.get(segment.name, {}), safeguards) for segment in sealed]
     for offset in visible_offsets:
         behind = [segment for segment in ordered if segment.start_offset <= offset]
         needed.append(behind[-1].start.log_offset if behind else 0)

@@ -173,10 +173,12 @@ class Janitor:
                 segments = list(self._catalog.segments.get(name, {}).values())
                 partitions = sorted(self._catalog.partitions.get(name, {}))
                 tails = self._instances.tails(name, record.incarnation)
+                snapshots = self._instances.snapshots(name) if record.config.upsert is not None else None
             floors = {}
             for partition in partitions:
                 visible = [tail.watermark.next_offset for tail in tails.get(str(partition), {}).values()]
-                floors[partition] = trim_floor((s for s in segments if s.partition == partition), visible)
+                own = [segment for segment in segments if segment.partition == partition]
+                floors[partition] = trim_floor(own, visible, snapshots=snapshots)
             try:
                 self._trim(topic, {partition: floor for partition, floor in floors.items() if floor > 0})
             except PeerError as error:

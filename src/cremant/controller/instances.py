@@ -241,6 +241,15 @@ class Instances:
                     found.setdefault(str(tail.partition), {})[name] = tail
         return found
 
+    def snapshots(self, table: str) -> dict[str, dict[str, int]]:
+        """Segment of an upsert table -> live server -> where its snapshot of the versions is to be continued."""
+        found: dict[str, dict[str, int]] = {}
+        for name, report in self.reports().items():
+            for said in report.segments:
+                if said.table == table and said.snapshot_log_offset is not None:
+                    found.setdefault(said.segment, {})[name] = said.snapshot_log_offset
+        return found
+
     def pipeline(
         self, table: str, incarnation: str, holder: str | None, reports: Mapping[str, InstanceReport] | None = None
     ) -> PipelineReport | None:

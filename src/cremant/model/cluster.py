@@ -120,6 +120,9 @@ class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     error: str | None = None
     #: Grows while this replica builds or uploads the segment: the committer's lease lasts while it does.
     progress: int = 0
+    #: Upsert tables: epoch log offset from which its newest validity snapshot on this server's disk is to be continued;
+    #: None while there is none.
+    snapshot_log_offset: int | None = None
 
 
 #: State of a tail that has still to read what is in the log already.

@@ -43,6 +43,18 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     verified_at_ms: int
 
 
+class StoredVersions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Upsert tables: which rows of a sealed segment are in force from when until when, as an object of the deep store.
+    It says so as of `position`, just after the mark of its epoch: updates that follow there are to be replayed into it.
+    A later position without another object means that nothing changed up to there."""
+
+    url: str
+    position: Position
+    size_bytes: int
+    #: Over the object's bytes, `sha256:<hex>`.
+    file_checksum: str
+
+
 class ColumnRange(msgspec.Struct, frozen=True, kw_only=True):
     """Smallest and largest value of a numeric or string column, as JSON values; for pruning."""
 
@@ -117,6 +129,8 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     #: Why the last upload failed, and when `store_state` last changed (wall ms of the controller's clock).
     store_error: str | None = None
     store_changed_ms: int = 0
+    #: Of upsert tables, beside the object that `store_url` names.
+    versions: StoredVersions | None = None
     lost: Loss | None = None
     #: An operator wants an open segment to end at the first closed position from this offset on; None = nobody does.
     force_at_offset: int | None = None
