@@ -153,6 +153,8 @@ class CloseMachine:
             return self._give_up(f"the checkpoint changed under this run: {wrong}")
         if wrong := _wrong_coverage(event):
             return self._give_up(wrong, rule="E-2")
+        if wrong := _wrong_updates(event):
+            return self._give_up(wrong, rule="E-4")
         self._plan = event.plan
         self._mark = EpochMark(
             generation=self.run.generation,
@@ -243,6 +245,16 @@ def _wrong_coverage(event: CloseBatch) -> str:
     return ""
 
 
+def _wrong_updates(event: CloseBatch) -> str:
+    """Which updates touch rows where there is no partition, "" if none do: no reader would count them."""
+    unknown = sorted({ack.partition for ack in event.updates} - set(range(len(event.plan.end))))
+    if not unknown:
+        return ""
+    return (
+        f"batch {event.plan.batch_id}: updates of rows of partitions {unknown}, it has {len(event.plan.end)} partitions"
+    )
+
+
 def _line(event: CloseBatch, partition: int) -> PartitionMark:
     blocks = [ack for ack in event.blocks if ack.partition == partition]
     end = event.plan.end[partition]
@@ -279,5 +291,5 @@ def transition_table() -> str:
 
 __all__ = [
     "BlockAck", "CloseBatch", "CloseMachine", "CloseState", "CommitBatch", "Effect", "Event", "GapAck", "Idle",
-    "ReadBack", "ReadBackDone", "highest_fence", "transition_table",
+    "ReadBack", "ReadBackDone", "UpdateAck", "highest_fence", "transition_table",
 ]  # fmt: skip

@@ -13,7 +13,7 @@
         32     8  length of the body
         40     4  CRC-32 of bytes [0, 40) and meta
         44        meta: MessagePack map; zeros up to a multiple of 64; no body, then nothing
-                  body: Arrow IPC stream of one record batch (row blocks only)
+                  body: Arrow IPC stream of one record batch (blocks only)
 
 All versions ever written are read (golden files: tests/golden/epoch), only the newest is written. `peek` reads head
 and meta alone: the start protocol scans many blocks and needs no row of them.
@@ -31,7 +31,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cremant.epoch.content import check_offsets, content_hash
-from cremant.epoch.records import EpochMark, Fence, Gap, GapReason, Heartbeat, PartitionMark, Record, Reset, RowBlock
+from cremant.epoch.records import (
+    UPDATE_SCHEMA,
+    EpochMark,
+    Fence,
+    Gap,
+    GapReason,
+    Heartbeat,
+    PartitionMark,
+    Record,
+    Reset,
+    RowBlock,
+    UpdateBlock,
+)
 from cremant.log.api import Message
 from cremant.model.errors import Corrupt, InvariantViolation, NoResource, WorldError
 from cremant.model.limits import RECORD_BYTES_MAX
@@ -70,6 +82,7 @@ class RecordKind(IntEnum):
     HEARTBEAT = 4
     FENCE = 5
     RESET = 6
+    UPDATE_BLOCK = 7
 
 
 class BlockHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,8 +100,17 @@ class BlockHead(msgspec.Struct, frozen=True, kw_only=True):
     content_hash: str
 
 
-#: What `peek` answers: a block without rows, every other kind whole.
-Head = BlockHead | Gap | EpochMark | Heartbeat | Fence | Reset
+class UpdateHead(msgspec.Struct, frozen=True, kw_only=True):
+    """An UpdateBlock without its updates: what `peek` answers for one. `updates` is their number."""
+
+    generation: int
+    epoch: int
+    updates: int
+    content_hash: str
+
+
+#: What `peek` answers: a block without rows or updates, every other kind whole.
+Head = BlockHead | UpdateHead | Gap | EpochMark | Heartbeat | Fence | Reset
 
 
 def row_block(
@@ -123,7 +145,7 @@ def row_block(
 def encode(record: Record, incarnation: str) -> bytes:
     """Bytes of a record in the newest format. Raises NoResource past RECORD_BYTES_MAX."""
     meta = msgspec.msgpack.encode(_meta_of(record))
-    body: pa.Buffer | bytes = _ipc(record.batch) if isinstance(record, RowBlock) else b""
+    body: pa.Buffer | bytes = _ipc(record.batch) if isinstance(record, RowBlock | UpdateBlock) else b""
     body_bytes = len(body)
     if body_bytes > RECORD_BYTES_MAX:
         raise NoResource(
@@ -140,27 +162,18 @@ def encode(record: Record, incarnation: str) -> bytes:
 
 
 def decode(data: Buffer, incarnation: str) -> Record:
-    """The record in `data`; the columns of a row block are views into it (zero-copy).
+    """The record in `data`; the columns of a block are views into it (zero-copy).
 
     Raises Corrupt, UnknownFormat, WrongIncarnation.
     """
     view, head = _open(data, incarnation)
-    if not isinstance(head, BlockHead):
+    if not isinstance(head, BlockHead | UpdateHead):
         return head
-    _, _, _, _, _, _, meta_bytes, body_crc, body_bytes = _HEAD.unpack_from(view)
-    first = _body_at(meta_bytes)
-    if len(view) != first + body_bytes:
-        raise Corrupt(f"epoch log record of {len(view)} bytes, expected {first + body_bytes}")
-    body = view[first:]
-    if zlib.crc32(body) != body_crc:
-        raise Corrupt(f"rows of a block of epoch {head.epoch} do not match their checksum")
-    buffer = data.slice(first) if isinstance(data, pa.Buffer) else pa.py_buffer(body)
-    try:
-        batch = pa.ipc.open_stream(buffer).read_next_batch()
-    except (pa.ArrowException, StopIteration) as error:
-        raise Corrupt(f"rows of a block of epoch {head.epoch} are not an Arrow stream: {error}") from error
-    if batch.num_rows != head.rows:
-        raise Corrupt(f"a block of epoch {head.epoch} has {batch.num_rows} rows, its head says {head.rows}")
+    batch = _batch_of(data, view, head)
+    if isinstance(head, UpdateHead):
+        if not batch.schema.equals(UPDATE_SCHEMA):
+            raise Corrupt(f"an update block of epoch {head.epoch} with columns {batch.schema.names}")
+        return UpdateBlock(generation=head.generation, epoch=head.epoch, content_hash=head.content_hash, batch=batch)
     return RowBlock(
         generation=head.generation,
         epoch=head.epoch,
@@ -173,6 +186,26 @@ def decode(data: Buffer, incarnation: str) -> Record:
         content_hash=head.content_hash,
         batch=batch,
     )
+
+
+def _batch_of(data: Buffer, view: memoryview, head: BlockHead | UpdateHead) -> pa.RecordBatch:
+    """The body of a block, verified."""
+    _, _, _, _, _, _, meta_bytes, body_crc, body_bytes = _HEAD.unpack_from(view)
+    first = _body_at(meta_bytes)
+    if len(view) != first + body_bytes:
+        raise Corrupt(f"epoch log record of {len(view)} bytes, expected {first + body_bytes}")
+    body = view[first:]
+    if zlib.crc32(body) != body_crc:
+        raise Corrupt(f"rows of a block of epoch {head.epoch} do not match their checksum")
+    buffer = data.slice(first) if isinstance(data, pa.Buffer) else pa.py_buffer(body)
+    try:
+        batch = pa.ipc.open_stream(buffer).read_next_batch()
+    except (pa.ArrowException, StopIteration) as error:
+        raise Corrupt(f"rows of a block of epoch {head.epoch} are not an Arrow stream: {error}") from error
+    expected = head.rows if isinstance(head, BlockHead) else head.updates
+    if batch.num_rows != expected:
+        raise Corrupt(f"a block of epoch {head.epoch} has {batch.num_rows} rows, its head says {expected}")
+    return batch
 
 
 def peek(data: Buffer, incarnation: str) -> Head:
@@ -192,6 +225,12 @@ class _BlockMeta(msgspec.Struct, frozen=True):
     filtered: int
     max_ingestion_ms: int | None
     timestamp_type: str
+    content_hash: str
+
+
+class _UpdateMeta(msgspec.Struct, frozen=True):
+    epoch: int
+    updates: int
     content_hash: str
 
 
@@ -231,6 +270,7 @@ class _Form(NamedTuple):
 
 _FORMS: dict[type[Any], _Form] = {
     RowBlock: _Form(RecordKind.ROW_BLOCK, b"rowBlock", _BlockMeta, BlockHead),
+    UpdateBlock: _Form(RecordKind.UPDATE_BLOCK, b"updateBlock", _UpdateMeta, UpdateHead),
     Gap: _Form(RecordKind.GAP, b"gap", _GapMeta, Gap),
     EpochMark: _Form(RecordKind.EPOCH_MARK, b"epochMark", _MarkMeta, EpochMark),
     Heartbeat: _Form(RecordKind.HEARTBEAT, b"heartbeat", _HeartbeatMeta, Heartbeat),
@@ -243,7 +283,13 @@ _BY_KIND = {
 
 
 def kind_of(record: Record | Head) -> RecordKind:
-    return RecordKind.ROW_BLOCK if isinstance(record, BlockHead) else _FORMS[type(record)].kind
+    match record:
+        case BlockHead():
+            return RecordKind.ROW_BLOCK
+        case UpdateHead():
+            return RecordKind.UPDATE_BLOCK
+        case _:
+            return _FORMS[type(record)].kind
 
 
 def key_of(record: Record) -> bytes:
@@ -312,6 +358,6 @@ def _ipc(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 __all__ = [
-    "VERSION", "BlockHead", "Buffer", "Head", "RecordKind", "UnknownFormat", "WrongIncarnation", "check_offsets",
-    "content_hash", "decode", "encode", "key_of", "kind_of", "peek", "row_block", "to_message",
+    "VERSION", "BlockHead", "Buffer", "Head", "RecordKind", "UnknownFormat", "UpdateHead", "WrongIncarnation",
+    "check_offsets", "content_hash", "decode", "encode", "key_of", "kind_of", "peek", "row_block", "to_message",
 ]  # fmt: skip

@@ -35,6 +35,11 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     plans: tuple[PlannedBatch, ...] = ()
     committed: int | None = None
 
+    @property
+    def highest(self) -> tuple[int, int]:
+        """(commit, plan); -1 for none."""
+        return -1 if self.committed is None else self.committed, self.plans[-1].batch_id if self.plans else -1
+
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """`batch_id` already is epoch `epoch`, closed; Spark runs it again for its state and commits it, no marks."""

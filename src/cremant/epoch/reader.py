@@ -15,6 +15,7 @@ of another config. Upsert tables stage blocks and take those that the mark names
     Fence        its generation is in force from here on        lower: ignored
     Reset        back to a closed epoch it remembers            lower generation: ignored; unknown epoch: stop E-4
     RowBlock     counted for (epoch, generation), taken         lower generation, closed epoch: ignored; hole: stop E-2
+    UpdateBlock  staged for (epoch, generation)                 lower generation, closed epoch: ignored
     Gap          like a block without rows                      lower generation: ignored; hole: stop E-2
     EpochMark    checked against what was counted, then closed  lower generation, closed epoch: ignored; else stop E-4
     Heartbeat    caught up, if everything below its end is here lower generation: ignored
@@ -25,92 +26,29 @@ of another config. Upsert tables stage blocks and take those that the mark names
 from __future__ import annotations
 
 from collections import OrderedDict
-from enum import StrEnum
 from typing import assert_never
 
 import msgspec
 import pyarrow as pa
 
 from cremant.epoch.coverage import BlockSet, Coverage, rows_from
+from cremant.epoch.effects import (
+    CaughtUp,
+    Effect,
+    EpochClosed,
+    Fenced,
+    GapTaken,
+    Ignored,
+    RolledBack,
+    Stopped,
+    TakeRows,
+    TakeUpdates,
+)
 from cremant.epoch.records import EpochMark, Fence, Gap, Heartbeat, PartitionMark, Record, Reset, RowBlock, UpdateBlock
 from cremant.epoch.safeguards import ALL, Safeguards
+from cremant.epoch.updates import UpdateSet, contradiction
 from cremant.model.limits import EPOCHS_REMEMBERED, UNCLOSED_BLOCKS_MAX
 from cremant.model.offsets import OffsetRange, Position
-
-
-class TakeRows(msgspec.Struct, frozen=True, kw_only=True):
-    """Append `batch` (may be empty) to the tail: it accounts for exactly the stream offsets of `range`, which begins
-    where the previous one ended."""
-
-    batch: pa.RecordBatch
-    range: OffsetRange
-    epoch: int
-    config_version: int
-    max_ingestion_ms: int | None
-    timestamp_type: str
-
-
-class TakeUpdates(msgspec.Struct, frozen=True, kw_only=True):
-    """Upsert tables: what epoch `epoch` does to rows of this partition, all of it, once. Comes after the rows of the
-    epoch and before its EpochClosed. `batch` as in UpdateBlock, sorted, each update once. Rows of the epoch without an
-    INSERT are superseded."""
-
-    epoch: int
-    batch: pa.RecordBatch
-
-
-class GapTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """The stream offsets of `range` will never be rows. It begins where the previous range ended."""
-
-    range: OffsetRange
-    reason: str
-
-
-class EpochClosed(msgspec.Struct, frozen=True, kw_only=True):
-    """A position to store and a place to cut. `line` is the mark's line for this partition."""
-
-    epoch: int
-    position: Position
-    line: PartitionMark
-
-
-class CaughtUp(msgspec.Struct, frozen=True):
-    """Everything that was in the stream at wall time `at_ms` is visible."""
-
-    at_ms: int
-
-
-class Fenced(msgspec.Struct, frozen=True):
-    """From here on `generation` is in force."""
-
-    generation: int
-
-
-class Ignored(StrEnum):
-    """Why a record had no effect; counted in `PartitionReader.ignored`, normal after retries and restarts."""
-
-    LOWER_GENERATION = "lowerGeneration"
-    CLOSED_EPOCH = "closedEpoch"
-    NOTHING_NEW = "nothingNew"
-
-
-class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A Reset: drop rows at or past `next_offset` and every segment and position above `epoch`."""
-
-    epoch: int
-    next_offset: int
-
-
-class Stopped(msgspec.Struct, frozen=True, kw_only=True):
-    """Rule `rule` does not hold: the partition stops here rather than show wrong data; every later step answers the
-    same. What was taken before stays visible."""
-
-    rule: str
-    message: str
-    hint: str
-
-
-Effect = TakeRows | TakeUpdates | GapTaken | EpochClosed | CaughtUp | Fenced | RolledBack | Stopped
 
 
 class _Closed(msgspec.Struct, frozen=True):
@@ -133,12 +71,14 @@ class PartitionReader:
         self.stopped: Stopped | None = None
         #: Records without effect, by cause.
         self.ignored: dict[Ignored, int] = dict.fromkeys(Ignored, 0)
+        self._upsert = upsert
         self._taken_at_mark = upsert and safeguards.taken_at_mark
         self._safeguards = safeguards
         #: Closed epochs by number, oldest first, at most EPOCHS_REMEMBERED; the last one is `position`.
         self._closed: OrderedDict[int, _Closed] = OrderedDict({start.epoch: _Closed(start, None)})
         #: Blocks of epochs that are not closed, by (epoch, generation). Only generations whose epoch a mark can name.
         self._blocks: dict[tuple[int, int], BlockSet] = {}
+        self._updates: dict[tuple[int, int], UpdateSet] = {}
         #: Gaps since the last close, by generation.
         self._gaps: dict[int, Coverage] = {}
         #: Content hash by (first, next, config version) of unclosed blocks, at most UNCLOSED_BLOCKS_MAX.
@@ -164,7 +104,7 @@ class PartitionReader:
             case RowBlock():
                 return self._block(record)
             case UpdateBlock():
-                return []
+                return self._update(record)
             case Gap():
                 return self._gap(record)
             case EpochMark():
@@ -207,10 +147,24 @@ class PartitionReader:
     def _first_block(self, key: tuple[int, int], config_version: int) -> BlockSet:
         """A generation writes blocks only after it has rolled the committed epoch forward in every partition: no mark
         can name a block of a lower one from here on."""
-        for old in [old for old in self._blocks if old[1] < key[1]]:
-            del self._blocks[old]
+        self._forget_before(key[1])
         blocks = self._blocks[key] = BlockSet(config_version)
         return blocks
+
+    def _forget_before(self, generation: int) -> None:
+        for staged in (self._blocks, self._updates):
+            for old in [old for old in staged if old[1] < generation]:
+                del staged[old]
+
+    def _update(self, block: UpdateBlock) -> list[Effect]:
+        if block.epoch <= self.epoch:
+            return self._ignore(Ignored.CLOSED_EPOCH)
+        key = (block.epoch, block.generation)
+        if key not in self._updates:
+            self._forget_before(block.generation)
+            self._updates[key] = UpdateSet()
+        self._updates[key].add(block)
+        return []
 
     def _conflicting(self, block: RowBlock) -> list[Effect] | None:
         key = (block.range.first, block.range.next, block.config_version)
@@ -270,7 +224,14 @@ class PartitionReader:
         blocks = self._blocks.get((mark.epoch, mark.blocks_generation)) or BlockSet(mark.config_version)
         if (refusal := self._refuse(mark, line, blocks)) is not None:
             return refusal
+        updates = self._updates.get((mark.epoch, mark.blocks_generation), UpdateSet())
+        taken = updates.distinct()
+        counted = taken.num_rows if self._safeguards.distinct_counts else updates.written
+        if (wrong := _wrong_updates(taken, counted, line.updates)) != "":
+            return self._stop("E-4", f"epoch {mark.epoch} of generation {mark.blocks_generation} {wrong}")
         effects = self._take_staged(blocks, mark) if self._taken_at_mark else []
+        if self._upsert and taken.num_rows:
+            effects.append(TakeUpdates(epoch=mark.epoch, batch=taken))
         position = Position(
             log_offset=log_offset + 1, epoch=mark.epoch, generation=self.generation, next_offset=self.next_offset
         )
@@ -366,6 +327,7 @@ class PartitionReader:
     def _forget_unclosed(self) -> None:
         """Blocks of any other epoch were applied nowhere else and never will be (E-3)."""
         self._blocks.clear()
+        self._updates.clear()
         self._gaps.clear()
         self._hashes.clear()
 
@@ -383,3 +345,15 @@ class PartitionReader:
             hint=hint or "an operator can take the table back to the last epoch closed in every partition",
         )
         return [self.stopped]
+
+
+def _wrong_updates(taken: pa.RecordBatch, counted: int, expected: int) -> str:
+    if counted != expected:
+        return f"has {counted} distinct updates here, its mark says {expected}"
+    return contradiction(taken)
+
+
+__all__ = [
+    "CaughtUp", "Effect", "EpochClosed", "Fenced", "GapTaken", "Ignored", "PartitionReader", "RolledBack", "Stopped",
+    "TakeRows", "TakeUpdates",
+]  # fmt: skip

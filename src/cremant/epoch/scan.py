@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from cremant.epoch.format import BlockHead, Head
+from cremant.epoch.format import BlockHead, Head, UpdateHead
 from cremant.epoch.records import EpochMark, Fence, Reset
 from cremant.model.errors import InvariantViolation
 from cremant.model.limits import EPOCHS_REMEMBERED
@@ -97,7 +97,7 @@ class PartitionScan:
             if head.generation == self._own:
                 self.fence_offset = log_offset
             return
-        if isinstance(head, BlockHead | EpochMark):
+        if isinstance(head, BlockHead | UpdateHead | EpochMark):
             self.epoch_max = max(self.epoch_max, head.epoch)
         if head.generation < self.generation_in_force:
             return

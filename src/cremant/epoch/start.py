@@ -16,7 +16,7 @@ States and what moves them (the table is TRANSITIONS, printed by `transition_tab
 
     new -> taking generation -> fencing first -> listing -> fencing rest -> scanning -> rolling forward
         -> [resetting first -> checking reset -> resetting rest]
-        -> inspecting -> taking base -> [repairing] -> planned;   from any: stopped
+        -> inspecting -> [adopting] -> taking base -> planned;   from any: stopped
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from cremant.epoch.records import EpochMark, Fence, Reset
 from cremant.epoch.safeguards import ALL, Safeguards
 from cremant.epoch.scan import PartitionScan
 from cremant.epoch.start_messages import (
+    AdoptCheckpoint,
     BaseTaken,
+    CheckpointAdopted,
     CheckpointInspected,
-    CheckpointRepaired,
     Effect,
     Event,
     GenerationRefused,
@@ -54,7 +55,6 @@ from cremant.epoch.start_messages import (
     Planned,
     ReadPartitions,
     ReadTo,
-    RepairCheckpoint,
     Scanned,
     TakeBase,
     TakeGeneration,
@@ -75,8 +75,8 @@ class StartState(StrEnum):
     CHECKING_RESET = "checking reset"
     RESETTING_REST = "resetting rest"
     INSPECTING = "inspecting"
+    ADOPTING = "adopting"
     TAKING_BASE = "taking base"
-    REPAIRING = "repairing"
     PLANNED = "planned"
     STOPPED = "stopped"
     # Only without a safeguard:
@@ -269,26 +269,31 @@ class StartMachine:
         committed = self._committed
         if event.state is None:
             return self._take_base(Verdict.lost())
-        return self._take_base(
-            judge(
-                event.state,
-                ends=tuple(line.end for line in committed.partitions) if committed is not None else None,
-                config_version=committed.config_version if committed else 0,
-                start=self._start_vector(),
-                compare=self._safeguards.checkpoint_compared,
-            )
+        self._verdict = judge(
+            event.state,
+            ends=tuple(line.end for line in committed.partitions) if committed is not None else None,
+            config_version=committed.config_version if committed else 0,
+            start=self._start_vector(),
+            compare=self._safeguards.checkpoint_compared,
         )
+        if not self._verdict.resume:
+            return self._take_base(self._verdict)
+        self.state = StartState.ADOPTING
+        commits, plans = self._verdict.repair or event.state.highest
+        return [AdoptCheckpoint(self._old_checkpoint, self._own_checkpoint(), commits_above=commits, plans_above=plans)]
+
+    def _checkpoint_adopted(self, event: CheckpointAdopted) -> list[Effect]:
+        return self._take_base(self._verdict)
 
     def _take_base(self, verdict: Verdict) -> list[Effect]:
         epoch_max = max(scan.epoch_max for scan in self._scans.values())
         if self._epoch_max_early is not None and not self._safeguards.base_after_scan:
             epoch_max = self._epoch_max_early
         closed = self._closed_epoch()
-        self._verdict = verdict
         self._run = RunPlan(
             generation=self._generation,
             base=epoch_max + 1 - verdict.first_batch,
-            checkpoint=self._old_checkpoint if verdict.resume else f"generation-{self._generation}",
+            checkpoint=self._own_checkpoint(),
             fresh=not verdict.resume,
             first_batch=verdict.first_batch,
             replay=verdict.replay(closed),
@@ -301,19 +306,6 @@ class StartMachine:
         return [TakeBase(self._generation, self._run.base, self._run.checkpoint)]
 
     def _base_taken(self, event: BaseTaken) -> list[Effect]:
-        assert self._run is not None
-        repair = self._verdict.repair
-        if repair is None:
-            return self._plan()
-        self.state = StartState.REPAIRING
-        return [RepairCheckpoint(self._run.checkpoint, commits_above=repair[0], plans_above=repair[1])]
-
-    def _checkpoint_repaired(self, event: CheckpointRepaired) -> list[Effect]:
-        return self._plan()
-
-    # --- step 8 ---
-
-    def _plan(self) -> list[Effect]:
         assert self._run is not None
         self.state = StartState.PLANNED
         return [Planned(self._run)]
@@ -332,6 +324,9 @@ class StartMachine:
         """Ends of the committed epoch; partitions that were not in it begin at their first offset (E-7)."""
         ends = tuple(line.end for line in self._committed.partitions) if self._committed is not None else ()
         return ends + self._start_offsets[len(ends) :]
+
+    def _own_checkpoint(self) -> str:
+        return f"generation-{self._generation}"
 
     def _fence(self, partition: int) -> Append:
         return Append(partition, Fence(generation=self._generation))
@@ -377,8 +372,8 @@ TRANSITIONS: dict[tuple[StartState, type[Any]], Callable[[StartMachine, Any], li
     (StartState.CHECKING_RESET, ReadBackDone): StartMachine._reset_checked,
     (StartState.RESETTING_REST, Appended): StartMachine._rest_reset,
     (StartState.INSPECTING, CheckpointInspected): StartMachine._checkpoint_inspected,
+    (StartState.ADOPTING, CheckpointAdopted): StartMachine._checkpoint_adopted,
     (StartState.TAKING_BASE, BaseTaken): StartMachine._base_taken,
-    (StartState.REPAIRING, CheckpointRepaired): StartMachine._checkpoint_repaired,
     (StartState.LISTING_EARLY, PartitionsRead): StartMachine._partitions_read_early,
     (StartState.SCANNING_EARLY, Scanned): StartMachine._scanned_early,
 }
@@ -390,7 +385,7 @@ def transition_table() -> str:
 
 
 __all__ = [
-    "BaseTaken", "CheckpointInspected", "CheckpointRepaired", "Effect", "Event", "GenerationRefused", "GenerationTaken",
-    "InspectCheckpoint", "PartitionScan", "PartitionsRead", "Planned", "ReadPartitions", "ReadTo", "RepairCheckpoint",
+    "AdoptCheckpoint", "BaseTaken", "CheckpointAdopted", "CheckpointInspected", "Effect", "Event", "GenerationRefused",
+    "GenerationTaken", "InspectCheckpoint", "PartitionScan", "PartitionsRead", "Planned", "ReadPartitions", "ReadTo",
     "Scanned", "StartMachine", "StartState", "TakeBase", "TakeGeneration", "transition_table",
 ]  # fmt: skip

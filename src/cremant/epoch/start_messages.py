@@ -57,10 +57,14 @@ class TakeBase(msgspec.Struct, frozen=True):
     checkpoint: str
 
 
-class RepairCheckpoint(msgspec.Struct, frozen=True):
-    """Remove commits with a higher id than `commits_above` and plans with a higher id than `plans_above`
-    -> CheckpointRepaired."""
+class AdoptCheckpoint(msgspec.Struct, frozen=True):
+    """Copy `source` to `checkpoint`, without commits of a higher id than `commits_above`, plans of a higher id than
+    `plans_above`, and state that follows those commits -> CheckpointAdopted.
 
+    Every generation has a directory of its own: what a former one that was not dead after all still writes to its
+    checkpoint changes nothing in this one's."""
+
+    source: str
     checkpoint: str
     commits_above: int
     plans_above: int
@@ -73,7 +77,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 Effect = (
-    TakeGeneration | Append | ReadBack | ReadPartitions | ReadTo | InspectCheckpoint | TakeBase | RepairCheckpoint
+    TakeGeneration | Append | ReadBack | ReadPartitions | ReadTo | InspectCheckpoint | AdoptCheckpoint | TakeBase
     | Planned | GiveUp
 )  # fmt: skip
 
@@ -112,11 +116,11 @@ class BaseTaken(msgspec.Struct, frozen=True):
     pass
 
 
-class CheckpointRepaired(msgspec.Struct, frozen=True):
+class CheckpointAdopted(msgspec.Struct, frozen=True):
     pass
 
 
 Event = (
     GenerationTaken | GenerationRefused | Appended | PartitionsRead | Scanned | CheckpointInspected | BaseTaken
-    | CheckpointRepaired | ReadBackDone | EffectFailed
+    | CheckpointAdopted | ReadBackDone | EffectFailed
 )  # fmt: skip

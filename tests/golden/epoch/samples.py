@@ -15,7 +15,19 @@ import msgspec
 import pyarrow as pa
 
 from cremant.epoch.format import VERSION, encode, row_block
-from cremant.epoch.records import EpochMark, Fence, Gap, GapReason, Heartbeat, PartitionMark, Record, Reset, RowBlock
+from cremant.epoch.records import (
+    EpochMark,
+    Fence,
+    Gap,
+    GapReason,
+    Heartbeat,
+    PartitionMark,
+    Record,
+    Reset,
+    RowBlock,
+    UpdateBlock,
+)
+from cremant.epoch.updates import update_block
 from cremant.model.offsets import OffsetRange
 
 INCARNATION = "00c0ffee00c0ffee"
@@ -54,6 +66,10 @@ def samples() -> dict[str, Record]:
             filtered=2,
             timestamp_type="create",
         ),
+        "update_block": update_block(
+            generation=7, epoch=12, offsets=[43, 3, 41, 41], sub_rows=[0, 2, 1, 0], ops=[0, 1, 0, 1]
+        ),
+        "update_block_empty": update_block(generation=7, epoch=12, offsets=[], sub_rows=[], ops=[]),
         "gap": Gap(generation=7, range=OffsetRange(10, 40), reason=GapReason.EXPIRED),
         "epoch_mark": EpochMark(
             generation=8,
@@ -80,7 +96,7 @@ def as_json(record: Record) -> dict[str, Any]:
     for field in record.__struct_fields__:
         value = getattr(record, field)
         built[field] = msgspec.to_builtins(value) if field != "batch" else value.to_pydict()
-    if isinstance(record, RowBlock):
+    if isinstance(record, RowBlock | UpdateBlock):
         built["types"] = {field.name: str(field.type) for field in record.batch.schema}
     loaded: dict[str, Any] = json.loads(json.dumps(built))
     return loaded

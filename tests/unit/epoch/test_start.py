@@ -25,7 +25,7 @@ from cremant.epoch.records import EpochMark, Fence, PartitionMark, Reset
 from cremant.epoch.start import (
     BaseTaken,
     CheckpointInspected,
-    CheckpointRepaired,
+    CheckpointAdopted,
     Effect,
     GenerationRefused,
     GenerationTaken,
@@ -133,8 +133,8 @@ class Starting:
                 return CheckpointInspected(self.checkpoint)
             case TakeBase():
                 return BaseTaken()
-            case RepairCheckpoint():
-                return CheckpointRepaired()
+            case AdoptCheckpoint():
+                return CheckpointAdopted()
             case _:
                 raise AssertionError(effect)
 
@@ -174,7 +174,7 @@ def test_a_resumed_checkpoint_goes_on_after_the_committed_epoch() -> None:
     log: list[Head] = [Fence(generation=4), block(8, 4), mark(8, 10, generation=4)]
     state = CheckpointState(plans=(plan(2, (0,), (5,)), plan(3, (5,), (10,))), committed=3)
     run = Starting(log, checkpoint=state).plan()
-    assert (run.fresh, run.checkpoint, run.first_batch, run.replay) == (False, "old", 4, None)
+    assert (run.fresh, run.checkpoint, run.first_batch, run.replay) == (False, "generation-5", 4, None)
     assert run.epoch_of(4) == 9
     assert (run.start, run.previous) == ((10,), 8)
 
@@ -397,13 +397,13 @@ def test_before_the_first_epoch_only_a_plan_from_the_very_start_is_believed() ->
     assert not judge(state, ends=None, config_version=0, start=(8,)).resume
 
 
-def test_a_repair_is_carried_out_after_the_base_is_taken() -> None:
+def test_a_checkpoint_is_adopted_under_the_new_generation_before_the_base_names_it() -> None:
     log: list[Head] = [Fence(generation=4), mark(8, 10, generation=4)]
     starting = Starting(log, checkpoint=CheckpointState(plans=(A, B, C), committed=4))
     starting.plan()
     assert starting.done[-3:-1] == [
-        TakeBase(5, 5, "old"),
-        RepairCheckpoint("old", commits_above=3, plans_above=4),
+        AdoptCheckpoint("old", "generation-5", commits_above=3, plans_above=4),
+        TakeBase(5, 5, "generation-5"),
     ]
 
 
