@@ -15,6 +15,7 @@ from cremant.epoch.close import (
     Idle,
     ReadBack,
     ReadBackDone,
+    UpdateAck,
     highest_fence,
     transition_table,
 )
@@ -106,6 +107,22 @@ def test_counts_of_blocks_are_added_up_per_partition() -> None:
         PartitionMark(end=15, rows=5, rejected=1, filtered=2, max_ingestion_ms=9),
         PartitionMark(end=20, rows=0),
     )
+
+
+def test_updates_are_added_up_by_the_partition_of_the_row_they_touch() -> None:
+    """Also where the epoch brings no rows."""
+    acks = (UpdateAck(partition=1, updates=3), UpdateAck(partition=0, updates=1), UpdateAck(partition=1, updates=4))
+    [effect] = machine().step(batch(end=(10, 20), blocks=(), updates=acks))
+    assert isinstance(effect, Append)
+    assert isinstance(effect.record, EpochMark)
+    assert [(line.rows, line.updates) for line in effect.record.partitions] == [(0, 1), (0, 7)]
+
+
+def test_updates_of_a_partition_that_the_batch_does_not_have_end_the_run() -> None:
+    [gave_up] = machine().step(batch(updates=(UpdateAck(partition=2, updates=1),)))
+    assert isinstance(gave_up, GiveUp)
+    assert (gave_up.rule, gave_up.fenced) == ("E-4", False)
+    assert "partitions [2]" in gave_up.reason
 
 
 def test_a_gap_counts_as_covered() -> None:

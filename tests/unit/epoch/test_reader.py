@@ -20,8 +20,23 @@ from cremant.epoch.reader import (
     RolledBack,
     Stopped,
     TakeRows,
+    TakeUpdates,
 )
-from cremant.epoch.records import EpochMark, Fence, Gap, GapReason, Heartbeat, PartitionMark, Record, Reset, RowBlock
+from cremant.epoch.records import (
+    DELETE,
+    INSERT,
+    EpochMark,
+    Fence,
+    Gap,
+    GapReason,
+    Heartbeat,
+    PartitionMark,
+    Record,
+    Reset,
+    RowBlock,
+    UpdateBlock,
+)
+from cremant.epoch.updates import update_block
 from cremant.model.offsets import OffsetRange, Position
 
 START = Position(log_offset=0, epoch=0, generation=0, next_offset=0)
@@ -70,6 +85,20 @@ def mark(
         config_version=config,
         partitions=(PartitionMark(end=end, rows=rows, **line),) * partitions,
     )
+
+
+def updates(*rows: tuple[int, int, int], epoch: int = 1, generation: int = 1) -> UpdateBlock:
+    """(offset, sub-row, op) each."""
+    offsets, sub_rows, ops = zip(*rows, strict=True)
+    return update_block(generation=generation, epoch=epoch, offsets=offsets, sub_rows=sub_rows, ops=ops)
+
+
+def taken_updates(effects: list[Effect]) -> list[tuple[int, list[tuple[int, ...]]]]:
+    return [
+        (e.epoch, list(zip(*(column.to_pylist() for column in e.batch.columns), strict=True)))
+        for e in effects
+        if isinstance(e, TakeUpdates)
+    ]
 
 
 def gap(first: int, end: int, generation: int = 1) -> Gap:
@@ -308,6 +337,78 @@ def test_upsert_rows_are_taken_at_the_mark_that_names_them() -> None:
     assert reading.reader.position.next_offset == 6
 
 
+def test_updates_come_at_the_mark_after_the_rows_each_once_and_in_order() -> None:
+    """A reduce task is tried again: once the same block, once cut otherwise."""
+    reading = Reading(upsert=True)
+    effects = reading.log(
+        Fence(generation=1), updates((2, 0, INSERT), (0, 1, DELETE)), block(0, 3), updates((1, 0, INSERT)),
+        updates((2, 0, INSERT), (0, 1, DELETE)), updates((1, 0, INSERT), (0, 1, DELETE)),
+    )  # fmt: skip
+    assert [type(e) for e in effects] == [Fenced]
+    effects = reading.log(mark(3, 3, updates=3))
+    assert [type(e) for e in effects] == [TakeRows, TakeUpdates, EpochClosed]
+    assert taken_updates(effects) == [(1, [(0, 1, DELETE), (1, 0, INSERT), (2, 0, INSERT)])]
+    effects = reading.log(mark(3, 0, epoch=2, previous=1))
+    assert [type(e) for e in effects] == [EpochClosed]
+
+
+def test_an_epoch_may_touch_old_rows_only() -> None:
+    reading = Reading(Position(log_offset=9, epoch=4, generation=3, next_offset=20), upsert=True)
+    effects = reading.log(
+        updates((7, 0, DELETE), epoch=5, generation=3), mark(20, 0, epoch=5, previous=4, generation=3, updates=1)
+    )
+    assert [type(e) for e in effects] == [TakeUpdates, EpochClosed]
+
+
+def test_e1_updates_of_the_generation_that_the_mark_names_count() -> None:
+    """updates(1) · Fence(2) · mark(generation 2, blocks of 1); the orphan's updates after the Fence are ignored."""
+    reading = Reading(upsert=True)
+    effects = reading.log(
+        Fence(generation=1), block(0, 2), updates((0, 0, INSERT)), Fence(generation=2), updates((1, 0, INSERT)),
+        mark(2, 2, generation=2, blocks_generation=1, updates=1),
+    )  # fmt: skip
+    assert taken_updates(effects) == [(1, [(0, 0, INSERT)])]
+    assert reading.reader.ignored[Ignored.LOWER_GENERATION] == 1
+    assert reading.log(updates((1, 0, INSERT), generation=2)) == []
+    assert reading.reader.ignored[Ignored.CLOSED_EPOCH] == 1
+
+
+def test_e3_updates_of_an_epoch_that_was_never_closed_are_dropped() -> None:
+    reading = Reading(upsert=True)
+    effects = reading.log(
+        Fence(generation=1), block(0, 2), updates((0, 0, INSERT)), Fence(generation=2),
+        block(0, 2, epoch=3, generation=2), updates((1, 0, INSERT), epoch=3, generation=2),
+        mark(2, 2, epoch=3, generation=2, updates=1),
+    )  # fmt: skip
+    assert taken_updates(effects) == [(3, [(1, 0, INSERT)])]
+
+
+def test_e4_updates_that_are_missing_or_contradict_each_other_stop_the_partition() -> None:
+    told = Reading(upsert=True).log(Fence(generation=1), block(0, 2), updates((0, 0, INSERT)), mark(2, 2, updates=2))
+    stopped(told, "E-4", "1 distinct updates here, its mark says 2")
+    told = Reading(upsert=True).log(Fence(generation=1), block(0, 2), mark(2, 2, updates=1))
+    stopped(told, "E-4", "0 distinct updates")
+    told = Reading(upsert=True).log(
+        Fence(generation=1), block(0, 2), updates((0, 3, INSERT)), updates((0, 3, DELETE)), mark(2, 2, updates=2)
+    )
+    stopped(told, "E-4", "both inserts and deletes 1 rows, of which one is offset 0, sub-row 3")
+
+
+def test_updates_of_an_epoch_that_a_reset_takes_back_are_dropped() -> None:
+    reading = Reading(upsert=True)
+    reading.log(Fence(generation=1), block(0, 2), updates((0, 0, INSERT)), mark(2, 2, updates=1))
+    reading.log(updates((1, 0, INSERT), epoch=2), Fence(generation=2), Reset(generation=2, epoch=1))
+    effects = reading.log(
+        updates((0, 0, DELETE), epoch=3, generation=2), mark(2, 0, epoch=3, previous=1, generation=2, updates=1)
+    )
+    assert taken_updates(effects) == [(3, [(0, 0, DELETE)])]
+
+
+def test_a_table_that_appends_counts_updates_and_does_not_hand_them_out() -> None:
+    effects = Reading().log(Fence(generation=1), block(0, 1), updates((0, 0, INSERT)), mark(1, 1, updates=1))
+    assert [type(e) for e in effects] == [Fenced, TakeRows, EpochClosed]
+
+
 def test_memory_is_bounded_by_what_is_not_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader_module, "EPOCHS_REMEMBERED", 10)
     monkeypatch.setattr(reader_module, "UNCLOSED_BLOCKS_MAX", 5)
@@ -323,5 +424,6 @@ def test_memory_is_bounded_by_what_is_not_closed(monkeypatch: pytest.MonkeyPatch
     assert not reading.reader._blocks
     for generation in range(2, 50):
         reading.log(Fence(generation=generation), block(312, 313, epoch=40 + generation, generation=generation))
-    assert len(reading.reader._blocks) == 1
+        reading.log(updates((1, 0, DELETE), epoch=40 + generation, generation=generation))
+    assert len(reading.reader._blocks) == len(reading.reader._updates) == 1
     assert reading.reader.stopped is None
