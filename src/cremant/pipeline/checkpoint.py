@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and repairs a Spark checkpoint of ours: which batches were planned, which committed (start protocol, step 7).
+"""Reads and copies a Spark checkpoint of ours: which batches were planned, which committed (start protocol, step 7).
 
 Spark keeps `offsets/<batch>` (written before a batch runs: version line, metadata line, one line per source) and
 `commits/<batch>` (after it). One source per query, so the third line is the `EpochPlan`. Files are written aside and
 renamed, so a file that is there is whole. What does not parse makes the checkpoint a lost one, never an error.
+State lies in `state/<operator>/<partition>/<version>...`; batch b leaves version b + 1.
+
+Each generation has its own directory, a copy of the one before by hard links (files are never changed in place): a
+pipeline that was believed dead writes for a while, and a shared directory would let it put its state beside ours.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 from pathlib import Path
 
@@ -50,30 +56,52 @@ def read_plan(directory: Path, batch: int) -> EpochPlan:
         raise InvariantViolation("checkpoint", f"{path} is not a plan of ours: {error}") from error
 
 
-def remove_commits_above(directory: Path, batch: int) -> None:
-    """Forgets commits of batches above `batch`; Spark runs them again as planned."""
-    _remove_above(directory / "commits", batch)
+#: `7`, `.7.crc`, `7.changelog`, `7_<id>.zip`.
+_NUMBERED = re.compile(r"\.?(\d+)(?:$|[._])")
 
 
-def remove_plans_above(directory: Path, batch: int) -> None:
-    """Forgets plans of batches above `batch`; Spark plans them anew."""
-    _remove_above(directory / "offsets", batch)
+def adopt_checkpoint(source: Path, target: Path, *, commits_above: int, plans_above: int) -> None:
+    """Copies a checkpoint without commits and plans of batches above those, which Spark runs again as planned or plans
+    anew, and without the state that followed them: nothing of an abandoned run can be taken for ours. What `source`
+    loses meanwhile is not part of the copy: only files that nobody needs any more are deleted there."""
+    shutil.rmtree(target, ignore_errors=True)
+    highest = {"commits": commits_above, "offsets": plans_above, "state": commits_above + 1}
+    for directory, _, names in os.walk(source):
+        inside = Path(directory).relative_to(source)
+        bound = highest.get(inside.parts[0]) if inside.parts else None
+        (target / inside).mkdir(parents=True, exist_ok=True)
+        for name in names:
+            number = _NUMBERED.match(name)
+            if name.endswith(".tmp") or (bound is not None and number is not None and int(number[1]) > bound):
+                continue
+            _link(Path(directory) / name, target / inside / name)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        return
+    except OSError:  # a file system without hard links
+        try:
+            shutil.copy2(source, target)
+        except FileNotFoundError:
+            return
 
 
 def remove_old_checkpoints(parent: Path, keep: str) -> None:
-    """Drops the checkpoint directories of earlier generations."""
+    """Drops the checkpoint directories of generations before that of `keep`. Those of later ones stay: who comes late
+    may not know that it was replaced."""
     if not parent.is_dir():
         return
     for candidate in parent.iterdir():
-        if candidate.name != keep:
+        if _generation(candidate.name) < _generation(keep):
             shutil.rmtree(candidate, ignore_errors=True)
 
 
-def _remove_above(directory: Path, batch: int) -> None:
-    for number in _batches(directory):
-        if number > batch:
-            (directory / str(number)).unlink()
-            (directory / f".{number}.crc").unlink(missing_ok=True)
+def _generation(name: str) -> int:
+    number = name.removeprefix("generation-")
+    return int(number) if number.isdigit() else 0
 
 
 def _batches(directory: Path) -> list[int]:

@@ -42,7 +42,7 @@ from cremant.model.errors import (
 )
 from cremant.model.limits import MIB
 from cremant.model.names import epoch_topic
-from cremant.pipeline.checkpoint import inspect_checkpoint, remove_commits_above, remove_plans_above
+from cremant.pipeline.checkpoint import adopt_checkpoint, inspect_checkpoint
 from cremant.wire.messages import BaseRequest, GenerationReply, GenerationRequest
 
 GENERATION_PATH = "/internal/v1/pipeline/generation"
@@ -171,10 +171,12 @@ class StartDriver:
                 return start.CheckpointInspected(inspect_checkpoint(self._checkpoints / checkpoint))
             case start.TakeBase(generation, base, checkpoint):
                 return self._take_base(generation, base, checkpoint)
-            case start.RepairCheckpoint(checkpoint, commits_above, plans_above):
-                remove_commits_above(self._checkpoints / checkpoint, commits_above)
-                remove_plans_above(self._checkpoints / checkpoint, plans_above)
-                return start.CheckpointRepaired()
+            case start.AdoptCheckpoint(source, checkpoint, commits_above, plans_above):
+                adopt_checkpoint(
+                    self._checkpoints / source, self._checkpoints / checkpoint, commits_above=commits_above,
+                    plans_above=plans_above,
+                )  # fmt: skip
+                return start.CheckpointAdopted()
             case start.Planned() | GiveUp():
                 raise InvariantViolation("start", f"{type(effect).__name__} has no event")
             case _:

@@ -30,9 +30,10 @@ from cremant.epoch.protocol import (
 from cremant.epoch.records import Fence, Gap, GapReason
 from cremant.epoch.scan import PartitionScan
 from cremant.epoch.start import (
+    AdoptCheckpoint,
     BaseTaken,
+    CheckpointAdopted,
     CheckpointInspected,
-    CheckpointRepaired,
     GenerationRefused,
     GenerationTaken,
     InspectCheckpoint,
@@ -40,7 +41,6 @@ from cremant.epoch.start import (
     Planned,
     ReadPartitions,
     ReadTo,
-    RepairCheckpoint,
     Scanned,
     StartMachine,
     TakeBase,
@@ -135,11 +135,12 @@ class Driver:
                     return GenerationRefused(f"generation {world.generation} is in force")
                 world.base, world.checkpoint = base, checkpoint
                 return BaseTaken()
-            case RepairCheckpoint(name, commits_above, plans_above):
-                found = world.checkpoints.setdefault(name, Checkpoint())
-                found.commits = {batch for batch in found.commits if batch <= commits_above}
-                found.plans = {batch: plan for batch, plan in found.plans.items() if batch <= plans_above}
-                return CheckpointRepaired()
+            case AdoptCheckpoint(source, name, commits_above, plans_above):
+                adopted = world.checkpoints.get(source, Checkpoint()).copy()
+                adopted.commits = {batch for batch in adopted.commits if batch <= commits_above}
+                adopted.plans = {batch: plan for batch, plan in adopted.plans.items() if batch <= plans_above}
+                world.checkpoints[name] = adopted
+                return CheckpointAdopted()
             case Planned() | GiveUp():
                 raise AssertionError(effect)
             case _:

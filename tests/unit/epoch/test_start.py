@@ -23,9 +23,10 @@ from cremant.epoch.protocol import (
 )
 from cremant.epoch.records import EpochMark, Fence, PartitionMark, Reset
 from cremant.epoch.start import (
+    AdoptCheckpoint,
     BaseTaken,
-    CheckpointInspected,
     CheckpointAdopted,
+    CheckpointInspected,
     Effect,
     GenerationRefused,
     GenerationTaken,
@@ -35,7 +36,6 @@ from cremant.epoch.start import (
     Planned,
     ReadPartitions,
     ReadTo,
-    RepairCheckpoint,
     Scanned,
     StartMachine,
     StartState,
