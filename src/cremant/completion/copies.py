@@ -23,7 +23,7 @@ import msgspec
 
 from cremant.completion.safeguards import ALL, Safeguards
 from cremant.model.completion import StorePolicy
-from cremant.model.segments import ReplicaState, SegmentMetadata, SegmentStatus, StoreState
+from cremant.model.segments import ReplicaState, SegmentMetadata, SegmentStatus, StoredVersions, StoreState
 
 
 class Safety(StrEnum):
@@ -71,6 +71,17 @@ def misses_store(segment: SegmentMetadata, policy: StorePolicy) -> bool:
 
 def _may_go(segment: SegmentMetadata, safeguards: Safeguards) -> bool:
     return is_safe(segment) or (bool(holders_of(segment)) and not safeguards.two_copies)
+
+
+def with_versions(segment: SegmentMetadata, checksum: str, versions: StoredVersions) -> SegmentMetadata | None:
+    """The record of a DONE segment as it is to be, now that the store has its versions as of a later position; None
+    when they are of another content, or no later than those that it names (positions in the epoch log only grow)."""
+    known = segment.versions
+    if segment.checksum != checksum:
+        return None
+    if known is not None and known.position.log_offset >= versions.position.log_offset:
+        return None
+    return msgspec.structs.replace(segment, versions=versions)
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 
 from cremant.cluster.states import new_copies
+from cremant.completion.copies import with_versions
 from cremant.completion.safeguards import ALL, Safeguards
 from cremant.completion.segment import (
     CommitEnded,
@@ -43,6 +44,8 @@ from cremant.wire.messages import (
     SegmentConsumedReply,
     SegmentStored,
     SegmentStoredReply,
+    VersionsStored,
+    VersionsStoredReply,
 )
 
 _log = logging.getLogger(__name__)
@@ -89,6 +92,27 @@ class Commits:
             instance=message.instance, url=message.url, error=message.error, status=str(reply.status), rule=reply.rule,
         )  # fmt: skip
         return SegmentStoredReply(status=reply.status, store_url=reply.store_url)
+
+    def versions_stored(self, message: VersionsStored) -> VersionsStoredReply:
+        """See `VersionsStored`. What is not named in the end is the sender's to delete."""
+        with self._catalog.lock:
+            record = self._catalog.tables.get(message.table)
+            known = self._catalog.segments.get(message.table, {}).get(message.segment)
+            named = message.versions.url
+            if record is None or known is None or message.incarnation != record.incarnation:
+                return VersionsStoredReply(status=CompletionStatus.DISCARD, unnamed=named)
+            if known.status is not SegmentStatus.DONE:
+                return VersionsStoredReply(status=CompletionStatus.HOLD)
+            before = known.versions.url if known.versions is not None else None
+            changed = with_versions(known, message.checksum, message.versions)
+            if changed is None:
+                unnamed = named if named != before else None
+                return VersionsStoredReply(status=CompletionStatus.DISCARD, unnamed=unnamed)
+            try:
+                self._catalog.commit({segment_key(message.table, message.segment): changed})
+            except StoreConflict:
+                return VersionsStoredReply(status=CompletionStatus.NOT_LEADER)
+        return VersionsStoredReply(status=CompletionStatus.KEEP, unnamed=before if before != named else None)
 
     def heard(self, instance: str, report: InstanceReport) -> None:
         """What a heartbeat says of segments: progress of builds, verified copies."""

@@ -159,9 +159,9 @@ class Janitor:
                     continue
                 self._catalog.commit({segment_key(table, segment.name): None})
                 deleted.append(known)
-        for segment in deleted:
-            if segment.store_url and record is not None:
-                self._objects.delete(record, segment.store_url)
+        if record is not None:
+            for url in (url for segment in deleted for url in segment.objects):
+                self._objects.delete(record, url)
         if deleted:
             log_event(_log, "segments deleted", table=table, segments=[segment.name for segment in deleted])
         return len(deleted)

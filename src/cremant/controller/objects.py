@@ -217,5 +217,6 @@ class Objects:
     def _named(self) -> set[str]:
         """Objects of this store that records name."""
         with self._catalog.lock:
-            urls = [one.store_url for known in self._catalog.segments.values() for one in known.values()]
-        return {self._deep_store.name_of(url) for url in urls if url and is_in(self._deep_store, url)}
+            segments = [one for known in self._catalog.segments.values() for one in known.values()]
+        urls = [url for segment in segments for url in segment.objects]
+        return {self._deep_store.name_of(url) for url in urls if is_in(self._deep_store, url)}

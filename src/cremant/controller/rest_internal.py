@@ -28,6 +28,7 @@ from cremant.wire.messages import (
     LeaseRequest,
     SegmentConsumed,
     SegmentStored,
+    VersionsStored,
 )
 from cremant.wire.view import DELTAS, VIEW_HEADER
 
@@ -72,6 +73,7 @@ def internal_routes(controller: Controller) -> list[BaseRoute]:
         ("segmentConsumed", SegmentConsumed, controller.commits.consumed),
         ("commitEnd", CommitEnd, controller.commits.ended),
         ("segmentStored", SegmentStored, controller.commits.stored),
+        ("versionsStored", VersionsStored, controller.commits.versions_stored),
         ("pipeline/lease", LeaseRequest, controller.pipelines.lease),
         ("pipeline/generation", GenerationRequest, controller.pipelines.generation),
         ("pipeline/base", BaseRequest, controller.pipelines.base),

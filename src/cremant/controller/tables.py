@@ -51,6 +51,7 @@ from cremant.model.schema_json import check_compatible
 from cremant.model.secrets import restore
 from cremant.model.table import StartFrom, TableConfig
 from cremant.model.table_json import check_update, parse_table, validate_table
+from cremant.model.upsert_json import check_upsert_change, completed_by
 from cremant.shell.logs import log_event, log_failure
 from cremant.store.deepstore import DeepStore, delete_by_url, is_in, table_prefix
 
@@ -109,6 +110,7 @@ class Tables:
                 f"Failed to find schema for table: {config.name_with_type}",
                 hint=f"POST /schemas named {config.name} first",
             )
+        config = completed_by(found, config)
         validate_table(config, found)
         compile_ingest(found, config)
         return config, found
@@ -245,6 +247,7 @@ class Tables:
             if record is None:
                 raise NotFound(f"Table {config.name_with_type} does not exist")
             check_update(record.config, config)
+            check_upsert_change(record.config, record.table_schema, config, found)
             if config.completion.peer_scheme != record.config.completion.peer_scheme:
                 self._refuse_unheard_tls(config)
             check_compatible(record.table_schema, found)
@@ -329,8 +332,8 @@ class Tables:
 
     def _former(self, name: str) -> tuple[str, ...]:
         """URLs of the table's objects that are not in the store in use."""
-        urls = (segment.store_url for segment in self._catalog.segments.get(name, {}).values())
-        return tuple(url for url in urls if url and not is_in(self._deep_store, url))
+        urls = (url for segment in self._catalog.segments.get(name, {}).values() for url in segment.objects)
+        return tuple(url for url in urls if not is_in(self._deep_store, url))
 
     def finish_drops(self) -> int:
         """Removes the bytes of dropped tables that everyone let go of. Returns how many are finished. A round ends at

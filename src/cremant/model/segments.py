@@ -134,3 +134,9 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     lost: Loss | None = None
     #: An operator wants an open segment to end at the first closed position from this offset on; None = nobody does.
     force_at_offset: int | None = None
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """URLs of everything that the deep store has of it."""
+        urls = (self.store_url, self.versions.url if self.versions is not None else None)
+        return tuple(url for url in urls if url)

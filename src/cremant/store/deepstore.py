@@ -81,6 +81,11 @@ def segment_object(table: str, incarnation: str, segment: str, token: int, file_
     return f"{table}/{incarnation}/{segment}.{token}.{file_checksum.rpartition(':')[2][:12]}.parquet"
 
 
+def versions_object(table: str, incarnation: str, segment: str, log_offset: int, file_checksum: str) -> str:
+    """Name of the versions of a segment of an upsert table as of a position of the epoch log, by their content."""
+    return f"{table}/{incarnation}/{segment}.{log_offset}.{file_checksum.rpartition(':')[2][:12]}.versions"
+
+
 def another_name(name: str) -> str:
     """For the same bytes, when the name that `segment_object` gave is taken by damaged ones."""
     return f"{name.removesuffix('.parquet')}-{secrets.token_hex(4)}.parquet"

@@ -10,7 +10,7 @@ import msgspec
 
 from cremant.model.cluster import InstanceRecord, InstanceReport
 from cremant.model.offsets import OffsetRange, Position, Watermark
-from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm, StoreState
+from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm, StoredVersions, StoreState
 from cremant.model.upsert import Cut
 from cremant.wire.codec import PROTOCOL
 
@@ -144,6 +144,28 @@ class SegmentStoredReply(Message, frozen=True, kw_only=True):
 
     status: CompletionStatus
     store_url: str | None = None
+
+
+class VersionsStored(Message, frozen=True, kw_only=True):
+    """POST /internal/v1/versionsStored: the deep store has which rows of a sealed segment are in force, as of
+    `versions.position` (upsert tables). The object that is named already, with a later position: nothing changed up to
+    there."""
+
+    instance: str
+    table: str
+    incarnation: str
+    segment: str
+    #: Of the segment's content.
+    checksum: str
+    versions: StoredVersions
+
+
+class VersionsStoredReply(Message, frozen=True, kw_only=True):
+    """KEEP: recorded. DISCARD: not wanted (another content, no such segment, a later one is named). HOLD: the segment
+    is not committed yet. `unnamed`: an object that no record names any more, for the sender to delete."""
+
+    status: CompletionStatus
+    unnamed: str | None = None
 
 
 # --- pipeline -> controller ---

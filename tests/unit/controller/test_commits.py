@@ -8,7 +8,7 @@ from control import Cluster, tail
 from cremant.controller.core import LEADER
 from cremant.model.cluster import InstanceReport, TableView
 from cremant.model.offsets import Position
-from cremant.model.segments import SegmentMetadata, StoreState
+from cremant.model.segments import SegmentMetadata, StoredVersions, StoreState
 from cremant.segment.cuts import TIME_LIMIT
 from cremant.store.lease import lead
 from cremant.wire.messages import (
@@ -19,6 +19,8 @@ from cremant.wire.messages import (
     SegmentConsumedReply,
     SegmentStored,
     SegmentStoredReply,
+    VersionsStored,
+    VersionsStoredReply,
 )
 
 S1, S2 = "Server_127.0.0.1_8098", "Server_127.0.0.1_8097"
@@ -99,3 +101,38 @@ def test_a_deposed_controller_says_so_and_changes_nothing(cluster: Cluster) -> N
     assert lead(cluster.store, LEADER, "another", now_ms=0, lease_ms=60_000, take_over=True) is not None
     assert consumed(cluster, made, S1, 7, "rowLimit").status is CompletionStatus.NOT_LEADER
     assert record(cluster, made).end is None
+
+
+def versions_stored(
+    cluster: Cluster, made: TableView, url: str, log_offset: int, *, incarnation: str = "", checksum: str = "c1"
+) -> VersionsStoredReply:
+    position = Position(log_offset=log_offset, epoch=log_offset, generation=1, next_offset=5)
+    message = VersionsStored(
+        instance=S1, table="gold", incarnation=incarnation or made.record.incarnation, checksum=checksum,
+        segment=made.partitions[0].consuming.name,
+        versions=StoredVersions(url=url, position=position, size_bytes=3, file_checksum="sha256:00"),
+    )  # fmt: skip
+    reply: VersionsStoredReply = cluster.send("versionsStored", message, VersionsStoredReply)
+    return reply
+
+
+def test_stored_versions_are_named_by_the_record_and_only_go_forward(cluster: Cluster) -> None:
+    made = cluster.create(partitions=1, replication=1)
+    visible(cluster, made, S1, 5)
+    assert versions_stored(cluster, made, "v7", 7).status is CompletionStatus.HOLD, "it is not committed yet"
+    consumed(cluster, made, S1, 5, TIME_LIMIT)
+    assert ended(cluster, made, S1, 5, StoreState.PENDING) is CompletionStatus.COMMIT_SUCCESS
+    keep, discard = CompletionStatus.KEEP, CompletionStatus.DISCARD
+    assert versions_stored(cluster, made, "v7", 7) == VersionsStoredReply(status=keep)
+    assert versions_stored(cluster, made, "v7", 7) == VersionsStoredReply(status=discard), "the reply was lost"
+    assert versions_stored(cluster, made, "v9", 9) == VersionsStoredReply(status=keep, unnamed="v7")
+    assert versions_stored(cluster, made, "v7", 7) == VersionsStoredReply(status=discard, unnamed="v7"), "it was late"
+    assert versions_stored(cluster, made, "v9", 11) == VersionsStoredReply(status=keep), "unchanged up to a later place"
+    known = record(cluster, made).versions
+    assert known is not None
+    assert (known.url, known.position.log_offset) == ("v9", 11)
+    other = versions_stored(cluster, made, "other", 99, checksum="c2")
+    assert other == VersionsStoredReply(status=discard, unnamed="other")
+    dropped = versions_stored(cluster, made, "dropped", 99, incarnation="00000000000000ff")
+    assert dropped == VersionsStoredReply(status=discard, unnamed="dropped")
+    assert record(cluster, made).objects == ("v9",)

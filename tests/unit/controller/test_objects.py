@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from control import Cluster, StillClock, schema, table
 from sealed import S1, S2, holding, seal
 
+from cremant.model.cluster import segment_key
 from cremant.model.errors import Unavailable
 from cremant.model.limits import STORE_LOOK_EVERY_MS, STORE_LOOK_FIRST_MS
-from cremant.model.segments import SegmentMetadata, StoreState
+from cremant.model.offsets import Position
+from cremant.model.segments import SegmentMetadata, StoredVersions, StoreState
 from cremant.shell.deepstore import GuardedStore
 from cremant.store.deepstore import MARKER, DeepStore, DirectoryStore
 
@@ -278,6 +281,31 @@ def test_what_probes_and_dead_writers_left_is_swept(shared: Shared, monkeypatch:
     assert shared.controller.objects.sweep_unfinished() == 1
     assert [found.name for found in shared.deep_store.list("")] == [theirs]
     assert not list(shared.share.rglob(".tmp-*"))
+
+
+def test_versions_that_a_record_names_stay_and_go_with_their_segment(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    created(shared)
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_OBJECT_AGE_MS", -1)
+    monkeypatch.setattr("cremant.controller.objects.ORPHAN_SEEN_MS", 0)
+    controller = shared.controller
+    incarnation = controller.catalog.tables["gold"].incarnation
+    (shared.directory / "object").write_bytes(b"versions")
+    named, unnamed = f"gold/{incarnation}/one.7.versions", f"gold/{incarnation}/one.5.versions"
+    url, _ = (shared.deep_store.put(name, shared.directory / "object") for name in (named, unnamed))
+    segment = stored(shared)
+    at = Position(log_offset=7, epoch=7, generation=1, next_offset=7)
+    versions = StoredVersions(url=url, position=at, size_bytes=8, file_checksum="sha256:00")
+    with controller.catalog.lock:
+        recorded = msgspec.structs.replace(now(shared, segment), versions=versions)
+        controller.catalog.commit({segment_key("gold", segment.name): recorded})
+    controller.objects.sweep()
+    left = [found.name for found in shared.deep_store.list("gold/")]
+    assert named in left
+    assert unnamed not in left
+    assert controller.janitor.delete_segments("gold", [recorded]) == 1
+    assert shared.deep_store.list("gold/") == []
 
 
 def test_an_object_that_is_recorded_in_the_moment_it_is_swept_is_uploaded_again(
