@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from cremant.model.names import PARTITION
+from cremant.model.names import PARTITION, VALID_FROM, VALID_UNTIL
 from cremant.segment.rows import RowMask, both, take_column
 from cremant.segment.scan import Piece
 
@@ -32,6 +32,8 @@ PIECE_COLUMNS: dict[str, pa.DataType] = {
     SEGMENT_NAME: pa.string_view(),
     PARTITION: pa.int32(),
     DOC_ID: pa.int32(),
+    VALID_FROM: pa.int64(),
+    VALID_UNTIL: pa.int64(),
 }
 
 #: Makes a column that the pieces do not have: (piece, number of the batch within it) -> one value per row.
@@ -143,7 +145,9 @@ class _Source:
             return pa.array(np.full(self.rows, self._piece.partition, dtype=np.int32))
         if name in self._constants:
             return pa.repeat(pa.scalar(self._constants[name], field.type), self.rows)
-        if name in self._made:
+        if name in self._piece.made:
+            whole = self._piece.made[name](self._number)
+        elif name in self._made:
             whole = self._made[name][1](self._piece, self._number)
         elif name == DOC_ID:
             whole = pa.array(np.arange(self._first_row, self._first_row + self._batch.num_rows, dtype=np.int32))

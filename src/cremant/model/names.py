@@ -17,6 +17,11 @@ OFFSET = "$offset"
 SUB_ROW = "$subRow"
 INGESTION_TIME = "$ingestionTime"
 PARTITION = "$partition"
+#: Epochs between which a row of an upsert table was in force: [`$validFrom`, `$validUntil`).
+VALID_FROM = "$validFrom"
+VALID_UNTIL = "$validUntil"
+#: In an upsert table a LONG column of this name is filled with the row's offset (key-coordinator design).
+KAFKA_OFFSET = "KafkaOffset"
 #: Prefix of the boolean companion columns `$isNull.<column>`, present when a table's null handling is on.
 IS_NULL_PREFIX = "$isNull."
 #: One number for all group keys of a row: the broker writes it into a server's query, the server fills it.

@@ -8,7 +8,8 @@ batches of sealed segments and spilled tails are mapped files, and a mapping out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -27,6 +28,8 @@ class Piece:
     `masks`, if given, says per batch which rows may satisfy the query's filter (None: all of them); if `exact`, they
     all do, and nobody need evaluate it again. `index` and `first_rows` (number within the segment of each batch's
     first row) are there for sealed segments: codes of columns are found by them.
+
+    `made`: columns that the batches do not have, by name: number of a batch -> its values, none of them null.
     """
 
     key: str
@@ -40,6 +43,7 @@ class Piece:
     exact: bool = False
     index: SegmentIndex | None = None
     first_rows: tuple[int, ...] = ()
+    made: Mapping[str, Callable[[int], pa.Array]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
