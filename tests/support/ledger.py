@@ -78,12 +78,13 @@ class Sink(Protocol):
 
 
 class EmbeddedSink:
-    def __init__(self, log_dir: Path) -> None:
+    def __init__(self, log_dir: Path, topic: str = TOPIC) -> None:
         self._log = EmbeddedLog(log_dir)
+        self._topic = topic
 
     def append(self, shares: dict[int, list[Message]]) -> dict[int, int]:
         return {
-            partition: self._log.append(TOPIC, partition, messages).first_offset
+            partition: self._log.append(self._topic, partition, messages).first_offset
             for partition, messages in shares.items()
         }
 
@@ -94,9 +95,10 @@ class EmbeddedSink:
 class KafkaSink:
     """Kafka's own client, idempotent: it repeats what was not acknowledged, in order, until `deadline_s` passes."""
 
-    def __init__(self, brokers: str, *, deadline_s: float = 120.0) -> None:
+    def __init__(self, brokers: str, topic: str = TOPIC, *, deadline_s: float = 120.0) -> None:
         from confluent_kafka import Producer
 
+        self._topic = topic
         self._deadline_s = deadline_s
         self._producer = Producer(
             {
@@ -121,7 +123,7 @@ class KafkaSink:
 
         for partition, messages in shares.items():
             for message in messages:
-                self._producer.produce(TOPIC, message.value, message.key, partition, on_delivery=delivered)
+                self._producer.produce(self._topic, message.value, message.key, partition, on_delivery=delivered)
         left = self._producer.flush(self._deadline_s)
         assert not left, f"{left} messages without a delivery report after {self._deadline_s} s"
         assert not failed, f"Kafka refused {len(failed)} messages: {failed[0]}"
