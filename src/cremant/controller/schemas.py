@@ -18,6 +18,7 @@ from cremant.model.errors import AlreadyExists, Conflict, InvalidConfig, NotFoun
 from cremant.model.schema import Schema
 from cremant.model.schema_json import check_compatible, parse_schema
 from cremant.model.table_json import validate_table
+from cremant.model.upsert_json import check_upsert_change
 
 
 class Schemas:
@@ -73,6 +74,7 @@ class Schemas:
         changes: dict[str, Record | None] = {schema_key(name): schema}
         if table is not None:
             check_compatible(table.table_schema, schema)
+            check_upsert_change(table.config, table.table_schema, table.config, schema)
             validate_table(table.config, schema)
             compile_ingest(schema, table.config)
             changes[table_key(name)] = msgspec.structs.replace(

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from cremant.model.errors import InvalidConfig
+from cremant.model.names import VALID_FROM, VALID_UNTIL
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.timeformat import check_granularity, parse_time_format
 
@@ -19,10 +20,10 @@ _LISTS = {
     "metricFieldSpecs": FieldType.METRIC,
     "dateTimeFieldSpecs": FieldType.DATE_TIME,
 }
-_SCHEMA_EXTRA = ("description", "tags")
+_SCHEMA_EXTRA = ("description", "tags", "updateSemantic")
 _SCHEMA_KEYS = frozenset(
-    (*_LISTS, *_SCHEMA_EXTRA, "schemaName", "enableColumnBasedNullHandling", "primaryKeyColumns", "timeFieldSpec",
-     "complexFieldSpecs")
+    (*_LISTS, *_SCHEMA_EXTRA, "schemaName", "enableColumnBasedNullHandling", "primaryKeyColumns", "primaryKey",
+     "timeFieldSpec", "complexFieldSpecs")
 )  # fmt: skip
 _FIELD_EXTRA = (
     "maxLengthExceedStrategy", "allowTrailingZeros", "transformFunction", "virtualColumnProvider", "sampleValue",
@@ -34,6 +35,8 @@ _FIELD_KEYS = frozenset(
 _DATE_TIME_KEYS = _FIELD_KEYS | {"format", "granularity"}
 _UNSUPPORTED_TYPES = frozenset(("MAP", "STRUCT", "LIST", "UUID", "OPEN_STRUCT", "UNKNOWN"))
 _STRATEGIES = ("TRIM_LENGTH", "SUBSTITUTE_DEFAULT_VALUE", "FAIL_INGESTION", "ERROR", "NO_ACTION")
+#: Every upsert table has these. A schema may declare them, as the key-coordinator design has it: nothing changes.
+_DECLARED_IN_VAIN = frozenset((VALID_FROM.lower(), VALID_UNTIL.lower()))
 _JSON_NAMES = {dict: "Object", list: "Array", str: "String", bool: "Boolean", int: "Integer", float: "Number"}
 
 
@@ -65,19 +68,39 @@ def _schema(document: Any, unrecognized: dict[str, Any]) -> Schema:
     fields: list[FieldSpec] = []
     for key, kind in _LISTS.items():
         for at, spec in enumerate(_optional(document, key, list, "", [])):
-            fields.append(_field(spec, kind, f"/{key}/{at}", unrecognized))
+            field = _field(spec, kind, f"/{key}/{at}", unrecognized)
+            if field.name.lower() not in _DECLARED_IN_VAIN:
+                fields.append(field)
+            elif field.data_type is not DataType.LONG or not field.single_value:
+                raise _Bad(f"virtual column {field.name} is a single LONG", f"/{key}/{at}")
     if document.get("timeFieldSpec"):
         fields.append(_time_field(document["timeFieldSpec"], "/timeFieldSpec"))
-    keys = _optional(document, "primaryKeyColumns", list, "", [])
-    for at, key_column in enumerate(keys):
-        _expect(key_column, str, f"/primaryKeyColumns/{at}")
+    keys = _primary_key(document)
+    semantic = _optional(document, "updateSemantic", str, "", None)
+    if semantic is not None and semantic.lower() not in ("append", "upsert"):
+        raise _Bad(f"expected append or upsert, found {semantic!r}", "/updateSemantic")
+    if semantic is not None and semantic.lower() == "upsert" and not keys:
+        raise _Bad("an upsert table needs a primary key: Missing required property 'primaryKeyColumns'", "")
     return Schema(
         name=name,
         fields=tuple(fields),
-        primary_key_columns=tuple(keys),
+        primary_key_columns=keys,
         enable_column_based_null_handling=_optional(document, "enableColumnBasedNullHandling", bool, "", False),
         extra={key: document[key] for key in _SCHEMA_EXTRA if document.get(key) is not None},
     )
+
+
+def _primary_key(document: dict[str, Any]) -> tuple[str, ...]:
+    """`primaryKeyColumns`, or the same as `primaryKey`: one name or a list."""
+    keys = _optional(document, "primaryKeyColumns", list, "", [])
+    other = document.get("primaryKey")
+    others = [other] if isinstance(other, str) and other else _optional(document, "primaryKey", list, "", [])
+    for name, columns in (("primaryKeyColumns", keys), ("primaryKey", others)):
+        for at, column in enumerate(columns):
+            _expect(column, str, f"/{name}/{at}")
+    if keys and others and keys != others:
+        raise _Bad(f"primaryKey and primaryKeyColumns differ: {others} and {keys}; say it once", "/primaryKey")
+    return tuple(keys or others)
 
 
 def _field(spec: Any, kind: FieldType, pointer: str, unrecognized: dict[str, Any]) -> FieldSpec:

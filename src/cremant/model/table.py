@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from cremant.model.completion import CompletionConfig
-from cremant.model.upsert import UpsertConfig
+from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 
 
 class StartFrom(StrEnum):
@@ -95,10 +95,20 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     stop_on_bad_record: bool = False
 
 
+class UpsertTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The block `cremant.upsert`: what Pinot's `upsertConfig` has no key for."""
+
+    null_key: NullKeyPolicy = NullKeyPolicy.REJECT
+    #: How long an epoch that was closed can still be asked for.
+    history_ms: int = 60_000
+
+
 class CremantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The block `cremant` of a table config. Unknown keys are refused: a typo must not pass silently."""
 
     pipeline: PipelineConfig = PipelineConfig()
+    #: Upsert tables only.
+    upsert: UpsertTuning = UpsertTuning()
 
 
 class TableConfig(msgspec.Struct, frozen=True, kw_only=True):

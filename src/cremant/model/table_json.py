@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pinot's table config JSON, read and written. Unknown keys are kept and listed.
 
-What is known but would change answers and is not built (upsert, dedup, roll-up, unnesting, ...) is refused by name;
+What is known but would change answers and is not built (dedup, roll-up, unnesting, ...) is refused by name;
 what only changes how Pinot stores data (indexes, tenants, tiers) is tolerated. Lists: `cremant.model.table_keys`.
 """
 
@@ -33,6 +33,7 @@ from cremant.model.table_keys import (
     without_unrecognized,
 )
 from cremant.model.timeformat import parse_unit_ms
+from cremant.model.upsert_json import parse_upsert, validate_upsert
 
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _TRUE = (True, "true", "TRUE", "True")
@@ -61,6 +62,7 @@ def parse_table(document: Any) -> TableConfig:
     index = _section(document, "tableIndexConfig")
     ingestion = _section(document, "ingestionConfig")
     replication = _replication(segments)
+    cremant = _cremant(document)
     return TableConfig(
         name=name,
         time_column=time_column,
@@ -76,7 +78,8 @@ def parse_table(document: Any) -> TableConfig:
         indexes=_indexes(document),
         partitioning=_partitioning(index),
         query_timeout_ms=_query_timeout_ms(document),
-        cremant=_cremant(document),
+        upsert=parse_upsert(document, time_column, cremant),
+        cremant=cremant,
         raw_json={**document, "tableName": f"{name}_REALTIME", "tableType": "REALTIME"},
         unrecognized=find_unrecognized(document),
     )
@@ -110,10 +113,8 @@ def _refuse_unsupported(document: dict[str, Any]) -> None:
     ingestion = _section(document, "ingestionConfig")
     stream = _section(ingestion, "streamIngestionConfig")
     index = _section(document, "tableIndexConfig")
-    upsert = _section(document, "upsertConfig")
     dedup = _section(document, "dedupConfig")
     refused = {
-        "/upsertConfig": bool(upsert) and str(upsert.get("mode", "FULL")).upper() != "NONE",
         "/dedupConfig": bool(dedup) and dedup.get("dedupEnabled", True) in _TRUE,
         "/dimensionTableConfig": bool(document.get("dimensionTableConfig")),
         "/isDimTable": document.get("isDimTable") in _TRUE,
@@ -268,6 +269,8 @@ def table_to_json(config: TableConfig) -> dict[str, Any]:
         }
     if "ingestionConfig" not in known:
         del document["ingestionConfig"]
+    if config.upsert is not None:
+        document["upsertConfig"] = {"mode": "FULL"} | known.get("upsertConfig", {})
     return document | {"isDimTable": False} | {key: value for key, value in known.items() if key not in document}
 
 
@@ -294,6 +297,7 @@ def validate_table(config: TableConfig, schema: Schema) -> None:
         if schema.field(column) is None:
             raise InvalidConfig(f"Column Name {column} defined in field config list must be a valid column")
     _check_partitioning(config, schema)
+    validate_upsert(config, schema)
     if config.sorted_column is not None:
         sorted_field = schema.field(config.sorted_column)
         if sorted_field is not None and not sorted_field.single_value:

@@ -25,10 +25,20 @@ _STREAM_INGESTION = _all(
 
 TABLE_KEYS: dict[str, Any] = {
     **_all(
-        "tableName", "tableType", "metadata", "task", "routing", "quota", "query", "fieldConfigList", "upsertConfig",
-        "dedupConfig", "dimensionTableConfig", "instanceAssignmentConfigMap", "instancePartitionsMap", "tierConfigs",
-        "segmentAssignmentConfigMap", "tunerConfig", "tunerConfigs", "isDimTable", "tableSamplers", "cremant",
-        "description", "tags", "customConfigs",
+        "tableName", "tableType", "metadata", "task", "routing", "quota", "query", "fieldConfigList",
+        "updateSemantic", "dedupConfig", "dimensionTableConfig", "instanceAssignmentConfigMap",
+        "instancePartitionsMap", "tierConfigs", "segmentAssignmentConfigMap", "tunerConfig",
+        "tunerConfigs", "isDimTable", "tableSamplers", "cremant", "description", "tags", "customConfigs",
+    ),
+    "upsertConfig": _all(
+        "mode", "comparisonColumns", "comparisonColumn", "deleteRecordColumn", "metadataTTL", "deletedKeysTTL",
+        "partialUpsertStrategies", "partialUpsertMergerClass", "defaultPartialUpsertStrategy",
+        "postPartialUpsertTransformConfigs", "outOfOrderRecordColumn",
+        # Without effect.
+        "hashFunction", "consistencyMode", "snapshot", "preload", "enableSnapshot", "enablePreload",
+        "upsertViewRefreshIntervalMs", "newSegmentTrackingTimeMs", "metadataManagerClass", "metadataManagerConfigs",
+        "dropOutOfOrderRecord", "enableDeletedKeysCompactionConsistency", "enableCommitTimeCompaction",
+        "allowPartialUpsertConsumptionDuringCommit",
     ),
     "segmentsConfig": _all(
         "enableSegmentUploadToController",
@@ -108,6 +118,14 @@ INDEX_COLUMN_LISTS = (
     "onHeapDictionaryColumns", "varLengthDictionaryColumns", "jsonIndexColumns", "sortedColumn",
 )  # fmt: skip
 
+
+#: Values of keys under `upsertConfig` that only say how Pinot does what is always so here.
+UPSERT_CHOICES: dict[str, tuple[str, ...]] = {
+    "hashFunction": ("NONE", "MD5", "MURMUR3", "UUID", "XXHASH", "XXH128"),
+    "consistencyMode": ("NONE", "SYNC", "SNAPSHOT"),
+    "snapshot": ("DEFAULT", "ENABLE", "DISABLE"),
+    "preload": ("DEFAULT", "ENABLE", "DISABLE"),
+}
 
 #: Pinot's partition functions that segments are not pruned by here.
 UNUSED_PARTITION_FUNCTIONS = ("murmur3", "fnv", "bytearray", "boundedcolumnvalue", "custom")

@@ -250,8 +250,6 @@ def test_our_own_block_refuses_unknown_keys() -> None:
         (_table({f"{THRESHOLD}.time": "soon"}), "not a period"),
         (_table({f"{THRESHOLD}.time": "0"}), "must be positive"),
         (_table({f"{THRESHOLD}.segment.size": "big"}), "not a size"),
-        (_table(upsertConfig={"mode": "FULL"}), "upsertConfig is not supported by this version"),
-        (_table(upsertConfig={"hashFunction": "MD5"}), "upsertConfig"),
         (_table(dedupConfig={"dedupEnabled": True}), "dedupConfig"),
         (_table(isDimTable=True), "isDimTable"),
         (_table(tableIndexConfig={"aggregateMetrics": True}), "aggregateMetrics"),
