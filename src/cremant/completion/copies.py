@@ -144,11 +144,12 @@ def trim_floor(
     far (stream offset) each live replica has read. `snapshots`: of an upsert table, by segment.
 
     What a replica could still have to read is kept: from the start of the open segment, of the segment that a live
-    replica is still reading, of every segment that is not safe (a lost one excepted: its range is gone already), and,
-    so that the mark that a position stands behind can still be read, of the newest sealed segment. On upsert tables
-    also what the versions of any sealed segment are brought up to date with."""
+    replica is still reading, of every segment that is not safe (a lost one excepted: its range is gone already), and of
+    the newest sealed segment. Retention may have left none: then from the mark that the open one's start stands behind,
+    which a pipeline that starts reads. On upsert tables also what the versions of any sealed segment are brought up to
+    date with."""
     ordered = sorted(segments, key=lambda segment: segment.sequence)
-    if len(ordered) < 2:
+    if not ordered:
         return 0
     present = [segment for segment in ordered if segment.lost is None]
     needed = []
@@ -160,4 +161,5 @@ def trim_floor(
     for offset in visible_offsets:
         behind = [segment for segment in ordered if segment.start_offset <= offset]
         needed.append(behind[-1].start.log_offset if behind else 0)
-    return min([*needed, ordered[-2].start.log_offset])
+    newest = ordered[-2].start.log_offset if len(ordered) > 1 else max(0, ordered[-1].start.log_offset - 1)
+    return min([*needed, newest])

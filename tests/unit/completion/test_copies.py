@@ -74,8 +74,15 @@ def test_the_epoch_log_is_kept_for_a_live_replica_that_still_reads_it() -> None:
 
 
 def test_nothing_is_trimmed_before_the_first_segment_is_sealed() -> None:
-    assert trim_floor([_at(OPEN, 500)]) == 0
+    assert trim_floor([_at(OPEN, 0)]) == 0
     assert trim_floor([]) == 0
+
+
+def test_without_sealed_segments_the_log_is_kept_from_the_mark_before_the_open_one() -> None:
+    alone = msgspec.structs.replace(_at(OPEN, 500), start_offset=50)
+    assert trim_floor([alone]) == 499
+    assert trim_floor([alone], [70]) == 499
+    assert trim_floor([alone], [49]) == 0, "a live replica still reads what was before"
 
 
 @pytest.mark.parametrize(
