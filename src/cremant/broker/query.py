@@ -19,7 +19,7 @@ import time
 import zlib
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -396,4 +396,5 @@ def table_info(view: ClusterView | None, name: str) -> TableInfo:
     record = table.record
     if not record.enabled:
         raise QueryError(QueryCode.TABLE_IS_DISABLED, "TableIsDisabledError")
-    return TableInfo(table.name, record.table_schema, stores_nulls(table), record.incarnation, record.config_version)
+    info = TableInfo(table.name, record.table_schema, stores_nulls(table), record.incarnation, record.config_version)
+    return replace(info, upsert=record.config.upsert is not None)

@@ -9,6 +9,10 @@ from enum import StrEnum
 import msgspec
 
 
+#: `$validUntil` of a row that is in force.
+UNSET_EPOCH = 2**63 - 1
+
+
 class NullKeyPolicy(StrEnum):
     """What becomes of a row with a null in its primary key: dead-lettered, or a row of its own that nothing
     supersedes."""

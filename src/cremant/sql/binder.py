@@ -13,9 +13,19 @@ from dataclasses import dataclass
 
 from cremant.model.errors import QueryError
 from cremant.model.limits import QUERY_SQL_CHARS_MAX
-from cremant.model.names import INGESTION_TIME, IS_NULL_PREFIX, OFFSET, PARTITION
+from cremant.model.names import (
+    INGESTION_TIME,
+    IS_NULL_PREFIX,
+    KAFKA_OFFSET,
+    OFFSET,
+    PARTITION,
+    SUB_ROW,
+    VALID_FROM,
+    VALID_UNTIL,
+)
 from cremant.model.query_codes import QueryCode
 from cremant.model.schema import DataType, Schema
+from cremant.model.upsert import UNSET_EPOCH
 from cremant.sql import predicates, times
 from cremant.sql.aggregates import REFUSED, aggregate_names
 from cremant.sql.bound import Bound, as_type, bind_literal, common_type, invalid, literal_type, quoted
@@ -33,8 +43,11 @@ VIRTUAL_COLUMNS: dict[str, DataType] = {
     "$docId": DataType.INT,
     PARTITION: DataType.INT,
     OFFSET: DataType.LONG,
+    SUB_ROW: DataType.INT,
     INGESTION_TIME: DataType.TIMESTAMP,
 }
+#: Upsert tables only: the epochs [from, until) in which a row was in force.
+VERSION_COLUMNS: dict[str, DataType] = {VALID_FROM: DataType.LONG, VALID_UNTIL: DataType.LONG}
 
 _PREDICATES = frozenset(
     {*predicates.SIGNS, "and", "or", "not", "in", "not_in", "between", "like", "regexplike", "is_null", "is_not_null",
@@ -45,13 +58,14 @@ _PREDICATES = frozenset(
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """What binding needs to know of a table. `stores_nulls`: the rows carry `$isNull.` columns. `version` and
-    `incarnation` change with every change of schema or config: plans of older ones are forgotten."""
+    `incarnation` change with every change of schema or config: plans of older ones are forgotten. `upsert`: its rows have VERSION_COLUMNS."""
 
     name: str
     schema: Schema
     stores_nulls: bool = False
     incarnation: str = ""
     version: int = 1
+    upsert: bool = False
 
 
 class Scope:
@@ -66,7 +80,9 @@ class Scope:
         self.used: dict[str, None] = {}
         fields = table.schema.fields if table is not None else ()
         self._fields = {spec.name: spec for spec in fields}
-        self._lower = {name.lower(): name for name in (*VIRTUAL_COLUMNS, *self._fields)}
+        self._virtual = VIRTUAL_COLUMNS | (VERSION_COLUMNS if table is not None and table.upsert else {})
+        also = {KAFKA_OFFSET.lower(): OFFSET} if table is not None and table.upsert else {}
+        self._lower = also | {name.lower(): name for name in (*self._virtual, *self._fields)}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -90,8 +106,7 @@ class Scope:
         self.used[name] = None
         spec = self._fields.get(name)
         if spec is None:
-            sql = f"COALESCE({quoted(name)}, 0)" if name == INGESTION_TIME else quoted(name)
-            return Bound(sql, VIRTUAL_COLUMNS[name])
+            return Bound(self._virtual_sql(name), self._virtual[name])
         sql = quoted(name)
         if self._cells_may_be_null:
             is_null = IS_NULL_PREFIX + name
@@ -99,8 +114,18 @@ class Scope:
             sql = f"CASE WHEN {quoted(is_null)} THEN NULL ELSE {sql} END"
         return Bound(sql, spec.data_type, multi=not spec.single_value, column=name)
 
+    def _virtual_sql(self, name: str) -> str:
+        if name == INGESTION_TIME:
+            return f"COALESCE({quoted(name)}, 0)"
+        if name == VALID_UNTIL and self.null_handling:
+            return f"NULLIF({quoted(name)}, {UNSET_EPOCH})"
+        return quoted(name)
+
     def is_null(self, name: str) -> str:
         name = self.resolve(name)
+        if name == VALID_UNTIL:  # whether or not nulls are handled: it has no other default that could be meant
+            self.used[name] = None
+            return f"({quoted(name)} = {UNSET_EPOCH})"
         if self._table is None or not self._table.stores_nulls or name not in self._fields:
             return "FALSE"
         self.used[IS_NULL_PREFIX + name] = None

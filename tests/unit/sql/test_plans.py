@@ -9,6 +9,7 @@ not written is not compared). Rewrite the expectations by running this file: `py
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,12 @@ SCHEMA = Schema(
     ),
 )
 TABLE = TableInfo("gold", SCHEMA, stores_nulls=True, incarnation="1", version=1)
+#: The same as an upsert table.
+KEYED = replace(TABLE, name="keyed", upsert=True)
 
 
 def lookup(name: str) -> TableInfo:
-    find_table(name, ["gold"])
-    return TABLE
+    return KEYED if find_table(name, ["gold", "keyed"]) == "keyed" else TABLE
 
 
 def outcome(query: str) -> dict[str, str]:
