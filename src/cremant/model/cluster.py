@@ -82,6 +82,14 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     start_offset: int
 
 
+class Rewind(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Ingestion was taken back to closed epoch `to_epoch`. Epochs above it and below `next_epoch`, the first one that
+    may be taken afterwards (None until it is known), are void."""
+
+    to_epoch: int
+    next_epoch: int | None = None
+
+
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Lease and fencing of a table's pipeline. `epoch = base + batch id` of the Spark query (E-5: only grows)."""
 
@@ -91,6 +99,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     base: int = 0
     #: Where the checkpoint of the generation in force lives (relative to the pipeline's directory).
     checkpoint: str = ""
+    #: Oldest first.
+    rewinds: tuple[Rewind, ...] = ()
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -234,8 +244,8 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 #: Re-exported so that readers of records need one import.
 __all__ = [
     "ClusterView", "InstanceRecord", "InstanceReport", "LiveInstance", "PartitionRecord", "PartitionView",
-    "PipelineRecord", "PipelineReport", "Position", "Role", "SegmentReport", "TableRecord", "TableView", "TailReport",
-    "instance_key", "partition_key", "pipeline_key", "schema_key", "segment_key", "table_key",
+    "PipelineRecord", "PipelineReport", "Position", "Rewind", "Role", "SegmentReport", "TableRecord", "TableView",
+    "TailReport", "instance_key", "partition_key", "pipeline_key", "schema_key", "segment_key", "table_key",
 ]  # fmt: skip
 
 
