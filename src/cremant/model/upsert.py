@@ -8,7 +8,6 @@ from enum import StrEnum
 
 import msgspec
 
-
 #: `$validUntil` of a row that is in force.
 UNSET_EPOCH = 2**63 - 1
 
