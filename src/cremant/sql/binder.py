@@ -58,8 +58,8 @@ _PREDICATES = frozenset(
 @dataclass(frozen=True, slots=True)
 class TableInfo:
     """What binding needs to know of a table. `stores_nulls`: the rows carry `$isNull.` columns. `version` and
-    `incarnation` change with every change of schema or config: plans of older ones are forgotten. `upsert`: its rows have
-    VERSION_COLUMNS."""
+    `incarnation` change with every change of schema or config: plans of older ones are forgotten. `upsert`: its rows
+    have VERSION_COLUMNS."""
 
     name: str
     schema: Schema
