@@ -11,6 +11,7 @@ What is right is a function of the rows below the ends of an epoch alone (`Upser
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from bisect import bisect_right
@@ -215,10 +216,26 @@ class UpsertLedger:
     def staleness_ms(self, ends: Sequence[int], now_ms: float) -> float:
         """How long the oldest row that is not below `ends` has been there at `now_ms`; 0 if there was none yet."""
         waiting = [self.sent_at(partition, end) for partition, end in enumerate(ends)]
-        return max((now_ms - sent for sent in waiting if sent is not None), default=0.0)
+        return max([0.0, *(now_ms - sent for sent in waiting if sent is not None)])
 
     def close(self) -> None:
         self.sink.close()
+
+
+class ListSink:
+    """Keeps what was appended, decoded."""
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions: dict[int, list[dict[str, Any]]] = {partition: [] for partition in range(partitions)}
+
+    def append(self, shares: dict[int, list[Message]]) -> dict[int, int]:
+        firsts = {partition: len(self.partitions[partition]) for partition in shares}
+        for partition, messages in shares.items():
+            self.partitions[partition] += [json.loads(message.value) for message in messages]
+        return firsts
+
+    def close(self) -> None:
+        pass
 
 
 class Table:

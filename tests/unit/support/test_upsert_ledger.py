@@ -3,35 +3,14 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from upsert_ledger import Rows, Table, UpsertLedger, columns_of, key_of
+from upsert_ledger import ListSink, Rows, Table, UpsertLedger, columns_of, key_of
 from upsert_model import UpsertModel
 
-from cremant.log.api import Message
-
 PARTITIONS = 3
-
-
-class ListSink:
-    """Keeps what was appended."""
-
-    def __init__(self) -> None:
-        self.partitions: dict[int, list[Any]] = {partition: [] for partition in range(PARTITIONS)}
-
-    def append(self, shares: dict[int, list[Message]]) -> dict[int, int]:
-        firsts = {partition: len(self.partitions[partition]) for partition in shares}
-        for partition, messages in shares.items():
-            self.partitions[partition] += [json.loads(message.value) for message in messages]
-        return firsts
-
-    def close(self) -> None:
-        pass
 
 
 def plain(sink: ListSink) -> UpsertModel:
@@ -58,7 +37,7 @@ def assert_same(table: Table, model: UpsertModel) -> None:
 
 
 def test_rows_as_the_soak_makes_them_give_the_plain_model_at_every_step() -> None:
-    sink = ListSink()
+    sink = ListSink(PARTITIONS)
     ledger = UpsertLedger(sink, PARTITIONS, keys=300, seed=5)
     ledger.produce(4_000, batch=250)
     model, table = plain(sink), Table(ledger)
@@ -88,7 +67,7 @@ _ROW = st.tuples(
 def test_ties_deletions_and_late_rows_give_the_plain_model(
     drawn: list[tuple[int, int, int, int, bool]], steps: list[tuple[int, ...]]
 ) -> None:
-    sink = ListSink()
+    sink = ListSink(PARTITIONS)
     ledger = UpsertLedger(sink, PARTITIONS, keys=4)
     for partition, key, seq, v, deleted in drawn:
         one = (np.array([key]), np.array([seq]), np.array([v]), np.array([v % 3]), np.array([deleted]))
@@ -100,7 +79,7 @@ def test_ties_deletions_and_late_rows_give_the_plain_model(
 
 
 def test_staleness_is_the_age_of_the_oldest_row_that_is_missing() -> None:
-    ledger = UpsertLedger(ListSink(), PARTITIONS, keys=10)
+    ledger = UpsertLedger(ListSink(PARTITIONS), PARTITIONS, keys=10)
     ledger.produce(30, batch=10)
     sent = [ledger.sent_at(partition, 0) for partition in range(PARTITIONS)]
     oldest = min(at for at in sent if at is not None)
