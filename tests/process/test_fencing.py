@@ -6,74 +6,20 @@ Tests with kills alone pass even with all the fencing removed; these do not.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import shutil
 import signal
-import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bench.cluster import LocalCluster, command, descendants
+from bench.cluster import LocalCluster, descendants
 from lanes import WRONG
 from ledger import BUCKETS_SQL, SCHEMA, TOTAL_SQL, Checker, EmbeddedSink, Ledger, table_config
+from orphans import copy_while_it_runs, pipeline_of, second_pipeline, signal_all, told, wait_for_another_holder
 
 PARTITIONS = 3
-
-
-@contextlib.contextmanager
-def second_pipeline(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another pipeline process on the same log, with a disk of its own: what an operator starts on a second machine."""
-    directory.mkdir(parents=True)
-    with (directory / "log.jsonl").open("wb") as log:
-        process = subprocess.Popen(
-            command(
-                "start", "pipeline", "--data-dir", str(directory), "--port", "0",
-                "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
-                "--store-uri", str(cluster.data_dir / "store"),
-            ),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
-
-
-def signal_all(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def pipeline_of(cluster: LocalCluster) -> dict[str, Any]:
-    """Who holds the table's lease, the generation in force, and what the holder reports."""
-    (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
-    pipeline: dict[str, Any] = table["pipeline"]
-    return pipeline
-
-
-def wait_for_another_holder(cluster: LocalCluster, old: str, deadline_s: float) -> dict[str, Any]:
-    """Until another pipeline holds the lease and runs (its report is of the generation in force)."""
-    until = time.monotonic() + deadline_s
-    while True:
-        pipeline = pipeline_of(cluster)
-        report = pipeline["report"] or {}
-        is_new = pipeline["holder"] not in (None, old)
-        if is_new and report.get("state") == "running" and report["generation"] == pipeline["generation"]:
-            return pipeline
-        assert time.monotonic() < until, f"nobody took over from {old} within {deadline_s} s: {pipeline}"
-        time.sleep(0.25)
 
 
 @pytest.mark.timeout(900)
@@ -144,7 +90,7 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
         cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
         for attempt in (1, 2):
             copy = tmp_path / f"copy-{attempt}"
-            shutil.copytree(data / "pipeline", copy, ignore_dangling_symlinks=True, copy_function=_copy_if_there)
+            copy_while_it_runs(data / "pipeline", copy)
             ledger.produce(20_000, rate_per_s=5_000, batch=200)
             cluster.rest.wait_for(TOTAL_SQL, ledger.total(), deadline_s=240)
             ledger.produce(1_000)
@@ -164,18 +110,8 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
         ledger.close()
 
 
-def told(pipeline: dict[str, Any]) -> str:
-    return f"{pipeline['holder']} of generation {pipeline['generation']}"
-
-
 def _after(ledger: Ledger, stop: threading.Event, producer: threading.Thread) -> list[list[object]]:
     """Ends the producer and returns the total it reached."""
     stop.set()
     producer.join(30)
     return ledger.total()
-
-
-def _copy_if_there(source: str, target: str) -> None:
-    """Spark deletes old files of its checkpoint while we copy: what is gone is not part of the copy."""
-    with contextlib.suppress(FileNotFoundError):
-        shutil.copy2(source, target)
