@@ -127,6 +127,9 @@ def start(
     kafka: EpochKafka = None,
     kafka_properties: KafkaProperties = None,
     values: SetValues = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Pipeline only: stay warm and take over when the running one dies")
+    ] = False,
     config: ConfigFile = None,
 ) -> None:
     """Run one role in this process: controller, broker, server or pipeline."""
@@ -142,7 +145,7 @@ def start(
     flags |= kafka_flags(kafka, kafka_properties) | set_values(values)
     default_ports = {"controller": 9000, "broker": 8099, "server": 8098, "pipeline": 8100}
     chosen = default_ports[role] if port is None else port
-    run_start(role, load_settings(config, flags), port=chosen, insecure=insecure)
+    run_start(role, load_settings(config, flags), port=chosen, insecure=insecure, standby=standby)
 
 
 @app.command()

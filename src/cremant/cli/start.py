@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Never, assert_never
 
 from cremant.cli.child import die_with_parent
+from cremant.model.errors import UserError
 from cremant.model.settings import Settings
 
 
@@ -25,8 +26,12 @@ class RoleName(StrEnum):
     PIPELINE = "pipeline"
 
 
-def start(role: RoleName, settings: Settings, *, port: int, insecure: bool) -> None:
+def start(role: RoleName, settings: Settings, *, port: int, insecure: bool, standby: bool = False) -> None:
     """Imports only what the role needs: a broker must start without Spark, a controller without DataFusion."""
+    if standby and role is not RoleName.PIPELINE:
+        raise UserError(
+            f"--standby is for the pipeline, not for a {role}", hint="of the other roles several work beside each other"
+        )
     die_with_parent()
     match role:
         case RoleName.CONTROLLER:
@@ -46,7 +51,7 @@ def start(role: RoleName, settings: Settings, *, port: int, insecure: bool) -> N
         case RoleName.PIPELINE:
             from cremant.pipeline.main import run_pipeline
 
-            run_pipeline(settings, port=port, insecure=insecure)
+            run_pipeline(settings, port=port, insecure=insecure, standby=standby)
         case _:
             assert_never(role)
 

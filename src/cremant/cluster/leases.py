@@ -34,6 +34,11 @@ def is_held(record: PipelineRecord, now_ms: int) -> bool:
     return record.holder is not None and record.lease_until_ms > now_ms
 
 
+def is_new(record: PipelineRecord) -> bool:
+    """No pipeline has ever had it."""
+    return record.holder is None and record.generation == 0
+
+
 def take(
     record: PipelineRecord, holder: str, now_ms: int, lease_ms: int, *, replaced: bool = False
 ) -> PipelineRecord | None:

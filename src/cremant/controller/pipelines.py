@@ -18,7 +18,7 @@ from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
 from cremant.model.cluster import PipelineRecord, pipeline_key
 from cremant.model.errors import Fenced
-from cremant.model.limits import PIPELINE_LEASE_MS
+from cremant.model.limits import PIPELINE_LEASE_MS, STANDBY_PATIENCE_MS
 from cremant.shell.logs import log_event
 from cremant.wire.messages import (
     BaseRequest,
@@ -60,6 +60,9 @@ class Pipelines:
                     self._write(request.table, released)
                 return LeaseReply(held=False, holder=released.holder, lease_until_ms=released.lease_until_ms)
             replaced = record.holder is not None and self._is_replaced(record.holder)
+            created_ms = self._catalog.tables[request.table].created_ms
+            if request.standby and leases.is_new(record) and now_ms - created_ms < STANDBY_PATIENCE_MS:
+                return LeaseReply(held=False, holder=None, lease_until_ms=0)
             taken = leases.take(record, request.holder, now_ms, PIPELINE_LEASE_MS, replaced=replaced)
             if taken is None:
                 return LeaseReply(held=False, holder=record.holder, lease_until_ms=record.lease_until_ms)

@@ -107,8 +107,9 @@ HEARTBEAT_MS = 500
 #: Six heartbeats: a pause of garbage collection or a busy laptop must not look like a death.
 INSTANCE_DEAD_AFTER_MS = 6 * HEARTBEAT_MS
 VIEW_POLL_MS = 10_000
-#: Renewed with each heartbeat of the pipeline; lapses after ten missed ones.
-PIPELINE_LEASE_MS = 10 * HEARTBEAT_MS
+#: Of a table's pipeline. A standby takes over that much after the leader's death; a leader that is not heard of for so
+#: long, and lives, loses a second to a restart, and only if somebody waits for its tables.
+PIPELINE_LEASE_MS = 2_500
 #: A committer reports progress with its heartbeats; lapses after 30 s without any.
 COMMIT_LEASE_MS = 30_000
 #: Each time a commit is taken over, the next lease is twice as long, up to half an hour.
@@ -257,7 +258,11 @@ REGISTRY_SCHEMAS_MAX = 1_000
 #: An idle table says so this often; its freshness is at most this plus a poll of the server.
 PIPELINE_IDLE_MS = 250
 #: Five renewals per lease (PIPELINE_LEASE_MS): four may be lost.
-PIPELINE_RENEW_MS = 1_000
+PIPELINE_RENEW_MS = 500
+#: How often a pipeline asks for a lease that somebody else holds.
+PIPELINE_ASK_MS = 250
+#: A table that no pipeline has ever had is left to pipelines that are not on standby for so long.
+STANDBY_PATIENCE_MS = 10_000
 #: How long a stop waits for the epoch in flight before it interrupts it (it is replayed then).
 PIPELINE_STOP_MS = 5_000
 

@@ -49,6 +49,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("spark_driver_memory", "1g", "JVM size", "Heap of the Spark driver."),
     Setting("pipeline_quick_files", 1, "0|1", "1: Spark's checkpoints are written by a local file system that starts "
             "no processes (a small jar in the package); 0: by Hadoop's own, about 100 ms slower per epoch."),
+    Setting("checkpoint_dir", "", "path", "Where the pipeline keeps Spark's checkpoints: a directory on a file system "
+            "that leader and standby share; empty = <data_dir>."),
     Setting("pipeline_modules", "", "comma list", "Modules from which tables may name a pipeline function."),
     Setting("query_threads", 2, "threads", "Threads that run one process's queries."),
     Setting("query_memory_bytes", 2 * 1024 * 1024 * 1024, "bytes", "Memory of all running queries of a process."),

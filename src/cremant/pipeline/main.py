@@ -3,6 +3,9 @@
 
 If Java dies, the process ends with an error and whoever supervises it starts it again; if this process dies, Java sees
 its input end and exits, and what orphaned workers still write is fenced by generation.
+
+On standby it does the same, after its session has run itself warm; only it leaves new tables to the others. Which of
+several pipelines runs a table is decided by the table's lease alone.
 """
 
 from __future__ import annotations
@@ -140,13 +143,13 @@ class PipelineMetrics(Collector):
         yield causes
 
 
-def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False) -> None:
+def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False, standby: bool = False) -> None:
     """Runs until SIGTERM or SIGINT. Raises NoResource (no Java, port in use, directory in use), InvalidConfig."""
     with hold_directory(settings.data_dir, Role.PIPELINE):
-        _run(settings, port=port, insecure=insecure)
+        _run(settings, port=port, insecure=insecure, standby=standby)
 
 
-def _run(settings: Settings, *, port: int, insecure: bool) -> None:
+def _run(settings: Settings, *, port: int, insecure: bool, standby: bool) -> None:
     session = SessionOnTheWay(settings, begin_jvm(settings))
     session.start()
     bound = listen(str(settings.host), port, insecure=insecure)
@@ -158,9 +161,9 @@ def _run(settings: Settings, *, port: int, insecure: bool) -> None:
         lambda: supervisors[0].report(),
     )  # fmt: skip
     setup_logging("pipeline", member.id)
-    supervisor = Supervisor(session, logs, settings, member)
+    supervisor = Supervisor(session, logs, settings, member, standby=standby)
     supervisors.append(supervisor)
-    session.is_idle = lambda: member.view is not None and not supervisor.queries()
+    session.is_idle = lambda: standby or (member.view is not None and not supervisor.queries())
     registry = CollectorRegistry()
     registry.register(PipelineMetrics(supervisor))
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table's life in the pipeline: lease, start protocol, run, and what follows when a run ends.
 
-    waiting   somebody else holds the lease, or the controller is not reachable
+    waiting   somebody else holds the lease, or the controller is not reachable, or Spark is not there yet
+    standby   somebody else holds the lease, and this process is there to take over: Spark is warm
     starting  start protocol and Spark query are on their way
     running   epochs are made
     paused    by the user; the lease is given back
@@ -14,7 +15,6 @@ away, a running query goes on: nobody else can get the lease meanwhile, and the 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import shutil
 import threading
@@ -24,34 +24,33 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cremant.cluster.leases import holder_name
 from cremant.log.api import Log
 from cremant.log.open import Logs
 from cremant.model.cluster import PipelineReport, TableView
-from cremant.model.errors import CremantError, Fenced, PeerError
-from cremant.model.limits import PIPELINE_IDLE_MS, PIPELINE_LEASE_MS, PIPELINE_RENEW_MS
+from cremant.model.errors import CremantError, Fenced
+from cremant.model.limits import PIPELINE_ASK_MS, PIPELINE_IDLE_MS
 from cremant.model.settings import Settings
 from cremant.pipeline.checkpoint import remove_old_checkpoints
+from cremant.pipeline.lease import Lease
 from cremant.pipeline.run import Run, Totals
 from cremant.pipeline.spec import FINAL
 from cremant.pipeline.starter import Controller, StartDriver
 from cremant.pipeline.worker import check_topic
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
-from cremant.wire.messages import LeaseReply, LeaseRequest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 
-LEASE_PATH = "/internal/v1/pipeline/lease"
 #: The thread of a table looks around this often while its query runs.
 LOOK_S = 0.05
 
 
 class State(StrEnum):
     WAITING = "waiting"
+    STANDBY = "standby"
     STARTING = "starting"
     RUNNING = "running"
     PAUSED = "paused"
@@ -69,6 +68,8 @@ class TableQuery:
         settings: Settings,
         controller: Controller,
         table: TableView,
+        *,
+        standby: bool = False,
     ) -> None:
         self._session = session
         self._logs = logs
@@ -85,7 +86,8 @@ class TableQuery:
         #: How many partitions take part; 0 before the first start, which takes all there are.
         self._partitions = 0
         self._lag_rows: int | None = None
-        self._renewed_s = 0.0
+        self._standby = standby
+        self._lease = Lease(controller, table.name, table.record.incarnation, standby=standby)
         self._backoff = Backoff()
         self._poked = threading.Event()
         self._stopping = threading.Event()
@@ -141,19 +143,20 @@ class TableQuery:
                 self._live_once()
             except Exception as error:
                 self._after_failure(error)
-        self._release()
+        self._lease.release()
         log_event(_log, "table let go", table=self._table.name)
 
     def _live_once(self) -> None:
         """One round: from the wish to run to the end of a run."""
         if self._unwanted():
             self._set(State.PAUSED)
-            self._release()
+            self._lease.release()
             self._sleep(60_000)
             return
+        self._session()  # before the lease: who has to wait for Spark would keep those from it that are warm
         if not self._take_lease():
-            self._set(State.WAITING)
-            self._sleep(PIPELINE_RENEW_MS)
+            self._set(State.STANDBY if self._standby else State.WAITING)
+            self._sleep(PIPELINE_ASK_MS)
             return
         self._set(State.STARTING)
         table = self._table
@@ -198,8 +201,7 @@ class TableQuery:
                 log_event(_log, "query restarts for a changed table", table=table.name)
                 return
             run.update(table.record)
-            if time.monotonic() - self._renewed_s >= PIPELINE_RENEW_MS / 1000:
-                self._renew()
+            self._lease.check()
             if time.monotonic() - looked_s >= PIPELINE_IDLE_MS / 1000:
                 looked_s = time.monotonic()
                 self._lag_rows = run.look()
@@ -214,38 +216,19 @@ class TableQuery:
         return record.paused or not record.enabled
 
     def _take_lease(self) -> bool:
-        reply = self._lease(release=False)
-        self._renewed_s = time.monotonic()
+        reply = self._lease.take()
         if not reply.held:
             self._error = f"the lease is held by {reply.holder}" if reply.holder else "the lease is not to be had"
         return reply.held
 
-    def _renew(self) -> None:
-        self._renewed_s = time.monotonic()
-        try:
-            reply = self._lease(release=False)
-        except PeerError as error:
-            log_failure(_log, "lease not renewed, the query goes on", error, table=self._table.name)
-            return
-        if not reply.held:
-            raise Fenced(f"table {self._table.name}: the lease was taken over by {reply.holder}")
-
-    def _release(self) -> None:
-        with contextlib.suppress(CremantError):
-            self._lease(release=True)
-
-    def _lease(self, *, release: bool) -> LeaseReply:
-        holder = holder_name(self._controller.id, self._controller.nonce)
-        request = LeaseRequest(holder=holder, table=self._table.name, incarnation=self.incarnation, release=release)
-        return self._controller.call(LEASE_PATH, request, LeaseReply, PIPELINE_LEASE_MS // 2)
-
     def _after_failure(self, error: Exception) -> None:
         self._error = str(error)
         self._restarts += 1
+        self._lease.drop()
         if isinstance(error, Fenced):
             self._set(State.WAITING)
             log_failure(_log, "fenced: another pipeline has taken over", error, table=self._table.name)
-            self._sleep(PIPELINE_RENEW_MS)
+            self._sleep(PIPELINE_ASK_MS)
         elif isinstance(error, FINAL):
             self._set(State.FAILED)
             log_failure(_log, "table stopped", error, table=self._table.name)
@@ -281,11 +264,16 @@ class TableQuery:
 
 
 def run_dir_of(settings: Settings, table: TableView) -> Path:
-    return Path(settings.data_dir).absolute() / "tables" / f"{table.name}.{table.record.incarnation}"
+    """Where a table's checkpoints are, and what planner and tasks need beside them."""
+    return _run_dir(settings, table.name, table.record.incarnation)
 
 
 def remove_run_dir(settings: Settings, name: str, incarnation: str) -> None:
-    shutil.rmtree(Path(settings.data_dir).absolute() / "tables" / f"{name}.{incarnation}", ignore_errors=True)
+    shutil.rmtree(_run_dir(settings, name, incarnation), ignore_errors=True)
+
+
+def _run_dir(settings: Settings, name: str, incarnation: str) -> Path:
+    return Path(settings.checkpoint_dir or settings.data_dir).absolute() / "tables" / f"{name}.{incarnation}"
 
 
 def partitions_in(table: TableView, entered: int) -> int:

@@ -23,12 +23,14 @@ class Supervisor:
     """Thread-safe. `on_view` never blocks for long: queries of dropped tables are ended by a thread of their own."""
 
     def __init__(
-        self, session: Callable[[], SparkSession], logs: Logs, settings: Settings, controller: Controller
-    ) -> None:
+        self, session: Callable[[], SparkSession], logs: Logs, settings: Settings, controller: Controller, *,
+        standby: bool = False,
+    ) -> None:  # fmt: skip
         self._session = session
         self._logs = logs
         self._settings = settings
         self._controller = controller
+        self._standby = standby
         self._lock = threading.Lock()
         self._queries: dict[str, TableQuery] = {}
         self._stopped = False
@@ -50,7 +52,9 @@ class Supervisor:
         if query is not None:
             query.update(table)
         elif table.partitions:
-            query = TableQuery(self._session, self._logs, self._settings, self._controller, table)
+            query = TableQuery(
+                self._session, self._logs, self._settings, self._controller, table, standby=self._standby
+            )
             self._queries[name] = query
             query.start()
 

@@ -172,12 +172,14 @@ class VersionsStoredReply(Message, frozen=True, kw_only=True):
 
 
 class LeaseRequest(Message, frozen=True, kw_only=True):
-    """POST /internal/v1/pipeline/lease: take or renew. `release` gives it up early (clean stop)."""
+    """POST /internal/v1/pipeline/lease: take or renew. `release` gives it up early (clean stop). `standby`: of a process
+    that is there for the others' death; it leaves new tables to them for a while."""
 
     holder: str
     table: str
     incarnation: str
     release: bool = False
+    standby: bool = False
 
 
 class LeaseReply(Message, frozen=True, kw_only=True):
