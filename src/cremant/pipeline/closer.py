@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 
-from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, Effect, Event, GapAck, Idle
+from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, Effect, Event, GapAck, Idle, UpdateAck
 from cremant.epoch.format import to_message
 from cremant.epoch.protocol import (
     Append,
@@ -55,14 +55,16 @@ class Closer:
         return self._machine.ends
 
     def close(
-        self, batch_id: int, plan: EpochPlan, blocks: tuple[BlockAck, ...], gaps: tuple[GapAck, ...]
-    ) -> CommitBatch:
+        self, batch_id: int, plan: EpochPlan, blocks: tuple[BlockAck, ...], gaps: tuple[GapAck, ...],
+        updates: tuple[UpdateAck, ...] = (),
+    ) -> CommitBatch:  # fmt: skip
         """Closes the epoch of a batch whose blocks are all acknowledged. Raises Fenced, PeerError,
         InvariantViolation; Spark must not commit the batch then."""
         event = CloseBatch(
             plan=planned_batch(batch_id, plan),
             blocks=blocks,
             gaps=gaps,
+            updates=updates,
             stream_ends=tuple(planned.stream_end for planned in plan.partitions),
             ends_read_at_ms=plan.at_ms,
         )

@@ -29,7 +29,7 @@ from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.plan import Share
 from cremant.pipeline.spec import RunSpec
-from cremant.pipeline.task import REPORT_DDL, EpochWriter, giving_up_loudly, ingest_share
+from cremant.pipeline.task import EpochWriter, emission_ddl, giving_up_loudly, ingest_share
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -106,7 +106,7 @@ def apply_function(frame: DataFrame, function: Function, spec: RunSpec, path: st
                 hint="cast it to the type of the table's schema",
             )
     ordered = result.select([f"`{field.name}`" for field in expected.fields])
-    return ordered.mapInArrow(_Writer(spec), REPORT_DDL)
+    return ordered.mapInArrow(_Writer(spec), emission_ddl(spec))
 
 
 def check_operators(frame: DataFrame, path: str) -> None:
@@ -201,11 +201,12 @@ class _Writer:
 
         spec = RunSpec.from_json(self._spec_json)
         with giving_up_loudly(spec):
-            yield write_rows(spec, batch_id_of_task(), list(batches))
+            yield from write_rows(spec, batch_id_of_task(), list(batches))
 
 
-def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Appends what came through the function, one block per chunk that the source read. Answers the report."""
+def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """Appends what came through the function, one block per chunk that the source read. Answers what the task hands to
+    Spark."""
     path = _coverage_path(spec)
     if not path.exists():
         raise InvalidConfig(
@@ -230,7 +231,7 @@ def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> p
             block = _to_block(part, schema, defaults, spec.table)
         dropped = chunk.rows - block.num_rows
         writer.block(chunk.partition, chunk.range, block, chunk.causes, chunk.filtered + dropped, chunk.timestamp_type)
-    return writer.report()
+    return writer.finish()
 
 
 def _rows_of(rows: pa.Table, chunk: Covered) -> pa.Table:

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cremant.epoch.close import BlockAck, GapAck
+from cremant.epoch.close import BlockAck, GapAck, UpdateAck
 from cremant.epoch.protocol import RunPlan
 from cremant.log.api import Log
 from cremant.model.cluster import TableRecord, TableView
@@ -29,6 +29,7 @@ from cremant.model.settings import Settings
 from cremant.model.table import ExpiredOffsets
 from cremant.pipeline.checkpoint import read_plan
 from cremant.pipeline.closer import Closer
+from cremant.pipeline.coordinator import companion_for, coordinate
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.source import FORMAT, StreamSource
@@ -41,10 +42,12 @@ from cremant.pipeline.spec import (
     write_config,
     write_wanted,
 )
+from cremant.pipeline.task import Report, reports_in
+from cremant.pipeline.updates import OUTCOME_DDL, UpdateWriter
 from cremant.shell.logs import log_event
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 _log = logging.getLogger(__name__)
@@ -87,6 +90,13 @@ class Run:
         self._wanted: Wanted | None = None
         self._in_batch = threading.Event()
         function = table.record.config.cremant.pipeline.function
+        tasks_max, candidates = task_slots(spark), None
+        if (upsert := table.record.config.upsert) is not None:
+            companion = companion_for(
+                self._checkpoint, table.record.table_schema, upsert, tasks=tasks_max,
+                state_partitions=int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
+            )  # fmt: skip
+            tasks_max, candidates = companion.tasks_max, companion.candidates
         self.spec = RunSpec(
             run_dir=str(run_dir),
             log_settings=log_settings_of(settings),
@@ -100,10 +110,11 @@ class Run:
             generation=plan.generation,
             base=plan.base,
             starts=plan.start,
-            tasks_max=task_slots(spark),
+            tasks_max=tasks_max,
             replay_batch=plan.replay.batch_id if plan.replay else None,
             replay_epoch=plan.replay.epoch if plan.replay else None,
             function_version=plan.config_version if function else None,
+            candidates=candidates,
         )
 
     @property
@@ -126,9 +137,12 @@ class Run:
         if self.spec.function_version is not None and pipeline.function:
             function = load_function(pipeline.function, str(self._settings.pipeline_modules))
             frame = apply_function(frame, function, self.spec, pipeline.function)
+        if self.spec.candidates is not None:
+            frame = coordinate(frame, self.spec.candidates).mapInArrow(UpdateWriter(self.spec), OUTCOME_DDL)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
         self._query = (
             frame.writeStream.foreachBatch(self._on_batch)
+            .outputMode("append" if self.spec.candidates is None else "update")
             .option("checkpointLocation", str(self._checkpoint))
             .trigger(processingTime=f"{max(0, pipeline.min_epoch_ms)} milliseconds")
             .start()
@@ -212,27 +226,29 @@ class Run:
 
     def _close_batch(self, frame: DataFrame, batch_id: int) -> None:
         plan = read_plan(self._checkpoint, batch_id)
-        reports = frame.collect()
+        reports, updates = outcome_of(frame.collect(), upsert=self.spec.candidates is not None)
         blocks = tuple(
             BlockAck(
-                partition=row.partition, range=OffsetRange(row.first, row.next), rows=row.rows, rejected=row.rejected,
-                filtered=row.filtered, max_ingestion_ms=row.max_ingestion_ms,
+                partition=report.partition, range=OffsetRange(report.first, report.next), rows=report.rows,
+                rejected=report.rejected, filtered=report.filtered, max_ingestion_ms=report.max_ingestion_ms,
             )
-            for row in reports
-            if not row.gap
+            for report in reports
+            if not report.gap
         )  # fmt: skip
         gaps = tuple(
-            GapAck(partition=row.partition, range=OffsetRange(row.first, row.next)) for row in reports if row.gap
+            GapAck(partition=report.partition, range=OffsetRange(report.first, report.next))
+            for report in reports
+            if report.gap
         )
-        outcome = self._closer.close(batch_id, plan, blocks, gaps)
+        outcome = self._closer.close(batch_id, plan, blocks, gaps, updates)
         if outcome.replayed:
             return
         self._totals.epochs += 1
         self._totals.rows += sum(block.rows for block in blocks)
         self._totals.filtered += sum(block.filtered for block in blocks)
-        for row in reports:
-            if row.causes:
-                self._totals.rejected.update(json.loads(row.causes))
+        for report in reports:
+            if report.causes:
+                self._totals.rejected.update(json.loads(report.causes))
         for gap in gaps:
             log_event(
                 _log, "stream offsets expired before they were read", level=logging.WARNING, table=self._name,
@@ -252,6 +268,15 @@ class Run:
                 hold=hold,
             ),
         )
+
+
+def outcome_of(rows: list[Row], *, upsert: bool) -> tuple[list[Report], tuple[UpdateAck, ...]]:
+    """What the one action of a batch answered: what was appended by tasks, and by update writers."""
+    if not upsert:
+        return [Report(*row) for row in rows], ()
+    reports = [report for row in rows if row.report is not None for report in reports_in(bytes(row.report))]
+    acks = (UpdateAck(partition=row.partition, updates=row.updates) for row in rows if row.report is None)
+    return reports, tuple(acks)
 
 
 def task_slots(spark: SparkSession) -> int:

@@ -24,6 +24,8 @@ from cremant.shell.leftovers import make_held, remove_held, remove_stale_directo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
 
 def session_conf(settings: Settings) -> dict[str, str]:
     """Every Spark setting that is not Spark's default, with why."""
@@ -52,6 +54,9 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.minBatchesToRetain": "100",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.shuffle.partitions": "1",
+        # The key coordinators of upsert tables: state on disk, and per epoch only what changed.
+        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.codegen.wholeStage": "false",
         "spark.cleaner.periodicGC.interval": "10min",
         "spark.sql.warehouse.dir": str(Path(settings.data_dir).absolute() / "spark-warehouse"),

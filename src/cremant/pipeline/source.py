@@ -28,7 +28,7 @@ from cremant.pipeline import worker
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import EpochPlan, Share, initial_plan, next_plan, shares_of, tasks_of
 from cremant.pipeline.spec import RunSpec, WantedFile
-from cremant.pipeline.task import REPORT_DDL, giving_up_loudly, run_task
+from cremant.pipeline.task import emission_ddl, giving_up_loudly, run_task
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -69,7 +69,7 @@ class StreamSource(DataSource):  # type: ignore[misc]  # PySpark is untyped to m
     def schema(self) -> StructType | str:
         spec = RunSpec.from_json(self.options["spec"])
         if spec.function_version is None:
-            return REPORT_DDL
+            return emission_ddl(spec)
         from cremant.pipeline.function import row_lane_schema
 
         return row_lane_schema(spec)
@@ -191,4 +191,4 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
             return read_rows(self._spec, partition.shares, partition.config_version)
         batch_id = batch_id_of_task()
-        return iter([run_task(self._spec, partition.shares, batch_id, partition.config_version)])
+        return iter(run_task(self._spec, partition.shares, batch_id, partition.config_version))

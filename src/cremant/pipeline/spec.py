@@ -47,6 +47,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Rows go through a function of the user's, which is part of the query: it and its config version are fixed for
     #: the run. The source emits rows, a writer behind the function appends them. None: the fused lane.
     function_version: int | None = None
+    #: How many candidates of a key the coordinator's state keeps (k); None: not an upsert table.
+    candidates: int | None = None
 
     def epoch_of(self, batch_id: int) -> int:
         if batch_id == self.replay_batch and self.replay_epoch is not None:

@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 from cremant.epoch.format import row_block, to_message
 from cremant.ingest.blocks import to_blocks
+from cremant.ingest.candidates import Candidates
 from cremant.ingest.plan import Ingested, Rejected
 from cremant.log.api import Log, Message
-from cremant.model.errors import AlreadyExists, CremantError, InvalidConfig, NotFound
+from cremant.model.errors import AlreadyExists, CremantError, InvalidConfig, InvariantViolation, NotFound
 from cremant.model.limits import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, DEAD_LETTERS_PER_BLOCK_MAX
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.chunks import Chunk, chunks
+from cremant.pipeline.coordinator import CANDIDATE_DDL, emitted
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import Share
 from cremant.pipeline.spec import RunSpec, write_stopped
@@ -47,6 +51,30 @@ REPORT_DDL = (
 )
 
 
+class Report(NamedTuple):
+    """A row of REPORT_SCHEMA."""
+
+    partition: int
+    first: int
+    next: int
+    rows: int
+    rejected: int
+    filtered: int
+    max_ingestion_ms: int | None
+    causes: str
+    gap: bool
+
+
+def reports_in(text: bytes) -> list[Report]:
+    """The report of a task as it travels among candidates."""
+    return msgspec.json.decode(text, type=list[Report])
+
+
+def emission_ddl(spec: RunSpec) -> str:
+    """What a task hands to Spark: its report, of an upsert table as a row among its candidates."""
+    return REPORT_DDL if spec.candidates is None else CANDIDATE_DDL
+
+
 class EpochWriter:
     """Appends the blocks of one epoch of one task, and keeps what it reports of them."""
 
@@ -55,12 +83,17 @@ class EpochWriter:
         self._epoch = epoch
         self._config_version = config_version
         self._log: Log = worker.epoch_log_of(spec)
-        self._rows: list[tuple[int, int, int, int, int, int, int | None, str, bool]] = []
+        self._rows: list[Report] = []
+        self._candidates: Candidates | None = None
+        if spec.candidates is not None:
+            record = worker.table_at(spec, config_version).record
+            assert record.config.upsert is not None
+            self._candidates = Candidates(record.table_schema, record.config.upsert)
 
     def gap(self, partition: int, range: OffsetRange) -> None:
         """Reports a gap that the planner has appended."""
         if range.length:
-            self._rows.append((partition, range.first, range.next, 0, 0, 0, None, "", True))
+            self._rows.append(Report(partition, range.first, range.next, 0, 0, 0, None, "", True))
 
     def rows(self, partition: int, range: OffsetRange, ingested: Ingested, timestamp_type: str) -> None:
         """Appends what `range` became as blocks that cover it exactly."""
@@ -80,7 +113,7 @@ class EpochWriter:
         )  # fmt: skip
         self._log.append(self._spec.epoch_topic, partition, [to_message(block, self._spec.incarnation)])
         text = json.dumps(causes, sort_keys=True) if causes else ""
-        row = (
+        row = Report(
             partition,
             range.first,
             range.next,
@@ -92,6 +125,14 @@ class EpochWriter:
             False,
         )
         self._rows.append(row)
+        if self._candidates is not None:
+            self._candidates.add(batch, partition, self._epoch)
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """What the task hands to Spark (`emission_ddl`)."""
+        if self._candidates is None:
+            return [self.report()]
+        return list(emitted(self._candidates, task_index(), self._epoch, self.report()))
 
     def report(self) -> pa.RecordBatch:
         columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * len(REPORT_SCHEMA)
@@ -129,8 +170,8 @@ def ingest_share(spec: RunSpec, share: Share, config_version: int) -> Iterator[t
         raise
 
 
-def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_version: int) -> pa.RecordBatch:
-    """The fused task: stream to epoch log. Answers the report."""
+def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_version: int) -> list[pa.RecordBatch]:
+    """The fused task: stream to epoch log. Answers what it hands to Spark."""
     with giving_up_loudly(spec):
         writer = EpochWriter(spec, spec.epoch_of(batch_id), config_version)
         worker.position_readers(spec, shares)
@@ -138,7 +179,17 @@ def run_task(spec: RunSpec, shares: tuple[Share, ...], batch_id: int, config_ver
             writer.gap(share.partition, share.gap)
             for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
                 writer.rows(share.partition, chunk.range, ingested, timestamp_type)
-        return writer.report()
+        return writer.finish()
+
+
+def task_index() -> int:
+    """Which of its stage's tasks this is, the same for all attempts."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise InvariantViolation("task", "an epoch is written outside of a Spark task")
+    return int(context.partitionId())
 
 
 class giving_up_loudly:
