@@ -145,6 +145,22 @@ SPILL_BEHIND = "tailSpillBehind"
 BLOCKED = frozenset({TAIL_QUOTA, SPILL_FAILED, SPILL_BEHIND})
 
 
+class VersionsReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a server keeps of one partition of an upsert table, sealed segments and tail together.
+
+    `closed`: last epoch whose rows and updates are applied (the low-water mark of this server and partition).
+    `horizon`: oldest epoch that it can still answer. `rows` = in force + superseded; `tombstones` are in force."""
+
+    closed: int
+    horizon: int
+    rows: int
+    in_force: int
+    tombstones: int
+    size_bytes: int
+    #: Oldest epoch that the newest snapshots of its sealed segments are of; None without a sealed segment.
+    snapshot_epoch: int | None = None
+
+
 class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds.
 
@@ -159,6 +175,8 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     watermark: Watermark
     error: str | None = None
     state: str = "consuming"
+    #: Upsert tables only.
+    versions: VersionsReport | None = None
 
 
 class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -176,6 +194,11 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     lag_rows: int | None = None
     restarts: int = 0
     error: str | None = None
+    #: Upsert tables only: keys in the coordinator's state, tombstones too, and the state's bytes on disk.
+    keys: int | None = None
+    state_bytes: int | None = None
+    #: A seed of the coordinator's state is under way: nothing is ingested meanwhile.
+    rebuilding: bool = False
 
 
 class InstanceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
