@@ -13,6 +13,9 @@ import msgspec
 import pyarrow as pa
 
 from cremant.model.offsets import OffsetRange
+from cremant.model.upsert import DELETE as DELETE
+from cremant.model.upsert import INSERT as INSERT
+from cremant.model.upsert import UPDATE_SCHEMA as UPDATE_SCHEMA
 
 
 class GapReason(StrEnum):
@@ -59,17 +62,6 @@ class UpdateBlock(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def updates(self) -> int:
         return int(self.batch.num_rows)
-
-
-INSERT = 0
-DELETE = 1
-UPDATE_SCHEMA = pa.schema(
-    [
-        pa.field("$offset", pa.int64(), nullable=False),
-        pa.field("$subRow", pa.int32(), nullable=False),
-        pa.field("op", pa.int8(), nullable=False),
-    ]
-)
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):

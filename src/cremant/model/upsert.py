@@ -7,6 +7,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+import pyarrow as pa
 
 #: `$validUntil` of a row that is in force.
 UNSET_EPOCH = 2**63 - 1
@@ -55,3 +56,16 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     visibility: Visibility = Visibility.VISIBLE
+
+
+#: What an update does to a row.
+INSERT = 0
+DELETE = 1
+#: Updates of one epoch to rows of one partition.
+UPDATE_SCHEMA = pa.schema(
+    [
+        pa.field("$offset", pa.int64(), nullable=False),
+        pa.field("$subRow", pa.int32(), nullable=False),
+        pa.field("op", pa.int8(), nullable=False),
+    ]
+)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import assert_never
 import msgspec
 
 from cremant.epoch import format as records
+from cremant.epoch.coverage import rows_from
 from cremant.epoch.reader import (
     CaughtUp,
     Effect,
@@ -41,12 +43,15 @@ from cremant.model.errors import CremantError, InvariantViolation, NotFound, Pee
 from cremant.model.limits import MIB
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position, Watermark
+from cremant.model.upsert import UpsertConfig
 from cremant.segment.build import newest
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
+from cremant.segment.tail_versions import PartitionVersions
 from cremant.server.progress import Progress
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
+from cremant.wire.messages import EpochState
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +83,11 @@ class PartitionId:
 
 
 class Partition:
-    """One (table, partition) on this server. `start`: where its open segment begins in the epoch log."""
+    """One (table, partition) on this server. `start`: where its open segment begins in the epoch log.
+
+    `upsert`: of an upsert table, whose rows are taken and updated as their epoch closes. `replay_from`: where the
+    oldest versions of its sealed segments were saved; what lies between there and `start` updates those.
+    """
 
     def __init__(
         self,
@@ -88,8 +97,18 @@ class Partition:
         quota: SpillQuota,
         *,
         max_ingestion_ms: int | None = None,
+        upsert: UpsertConfig | None = None,
+        replay_from: Position | None = None,
     ) -> None:
+        first = start if replay_from is None or replay_from.log_offset >= start.log_offset else replay_from
         self.id = own
+        self.upsert = upsert
+        #: None: an append table.
+        self.versions = (
+            PartitionVersions(start.next_offset, first.epoch, upsert.delete_column) if upsert is not None else None
+        )
+        #: Told each state that others may rely on, None: there is none now. Called by any thread, must not block.
+        self.on_epoch: Callable[[EpochState | None], None] = lambda state: None
         self.state = PartitionState.WAITING
         self.error: str | None = None
         self.watermark = Watermark(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=max_ingestion_ms)
@@ -104,12 +123,16 @@ class Partition:
         #: Monotonic seconds since when the view no longer places it here.
         self.unwanted_since_s: float | None = None
         #: Epoch log offset of the next record to read.
-        self.log_offset = start.log_offset
+        self.log_offset = first.log_offset
         #: Held while a turn applies what it read, and by whoever moves the partition or reads its closings.
         self.lock = threading.RLock()
         #: How often it was moved or closed: what a turn read before that is of no use.
         self._moves = 0
-        self._machine = PartitionReader(own.partition, start)
+        #: What closes up to there is history: of use to versions only.
+        self._start_epoch = start.epoch
+        self._machine = PartitionReader(own.partition, first, upsert=upsert is not None)
+        self._partition_count = 0
+        self._told: EpochState | None = None
         #: The turn's own while it reads.
         self._source: LogReader | None = None
         self._target: int | None = None
@@ -181,6 +204,8 @@ class Partition:
         called while a turn runs."""
         if first <= self.tail.snapshot.first_offset < end:
             self.tail.drop_below(end)
+            if self.versions is not None:
+                self.versions.drop_below(end)
 
     def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
         """Goes on at `start`: everything before it is sealed and served from segments."""
@@ -188,7 +213,10 @@ class Partition:
             self._moves += 1
             self.tail.restart(start.next_offset)
             self.closings = Closings(start)
-            self._machine = PartitionReader(self.id.partition, start)
+            self._machine = PartitionReader(self.id.partition, start, upsert=self.upsert is not None)
+            self._start_epoch = start.epoch
+            if self.versions is not None:
+                self.versions.restart(start.next_offset, start.epoch)
             self.log_offset = start.log_offset
             self.rows_taken = self.bytes_taken = 0
             self._close_source()
@@ -208,11 +236,27 @@ class Partition:
                 self.reposition(end, max_ingestion_ms)
             else:
                 self.tail.drop_below(end.next_offset)
+                if self.versions is not None:
+                    self.versions.drop_below(end.next_offset)
 
     def _wake_waiting(self) -> None:
         """Queries that wait for rows which are visible by now."""
         if not self.behind:
             self.progress.reached(self.tail.snapshot.next_offset)
+        self._tell_epoch()
+
+    @property
+    def epoch_state(self) -> EpochState | None:
+        """What may be asked of this partition as of an epoch; None: nothing (now)."""
+        if self.versions is None or self.behind:
+            return None
+        return EpochState(closed=self.versions.epoch, horizon=0, partitions=self._partition_count)
+
+    def _tell_epoch(self) -> None:
+        state = self.epoch_state
+        if state != self._told:
+            self._told = state
+            self.on_epoch(state)
 
     def close(self) -> None:
         with self.lock:
@@ -220,6 +264,7 @@ class Partition:
             self.state = PartitionState.STOPPED
             self._close_source()
             self.tail.close()
+            self._tell_epoch()
         self.progress.end()
 
     # --- reading ---
@@ -254,29 +299,46 @@ class Partition:
                 self._take(effect, now_ms)
             case GapTaken(range=gap):
                 self.tail.append_gap(gap.next)
-                self._advance(next_offset=gap.next)
-            case EpochClosed(position=position, epoch=epoch):
-                self.closings.drop_below(self.tail.snapshot.first_offset)
-                self.closings.add(position, self.rows_taken, self.bytes_taken)
-                self._advance(epoch=epoch)
+                self._advance(next_offset=self.tail.snapshot.next_offset)
+            case TakeUpdates(epoch=epoch, batch=updates):
+                if self.versions is not None:
+                    self.versions.apply(epoch, updates)
+            case EpochClosed():
+                self._epoch_closed(effect)
             case CaughtUp(at_ms=at_ms):
                 self._advance(caught_up_at_ms=newest(self.watermark.caught_up_at_ms, at_ms))
             case RolledBack(next_offset=next_offset, epoch=epoch):
                 self._roll_back(next_offset, epoch)
             case Stopped(rule=rule, message=message, hint=hint):
                 raise InvariantViolation(rule, message, hint=hint)
-            case TakeUpdates() | Fenced():
+            case Fenced():
                 pass
             case _:
                 assert_never(effect)
 
+    def _epoch_closed(self, closed: EpochClosed) -> None:
+        if self.versions is not None:
+            self.versions.closed(closed.epoch)
+        if closed.epoch <= self._start_epoch:
+            return
+        self.closings.drop_below(self.tail.snapshot.first_offset)
+        self.closings.add(closed.position, self.rows_taken, self.bytes_taken)
+        self._advance(epoch=closed.epoch)
+
     def _take(self, taken: TakeRows, now_ms: int) -> None:
-        self.tail.append(taken.batch, taken.range.next)
-        self.rows_taken += taken.batch.num_rows
-        self.bytes_taken += int(taken.batch.nbytes)
+        first = self.tail.snapshot.next_offset
+        if taken.range.next <= first and taken.range.first < first:
+            return  # read again for the sake of versions; the rows are of sealed segments
+        batch = taken.batch if taken.range.first >= first else rows_from(taken.batch, first)
+        if self.versions is not None:
+            # Before the rows: whoever sees these finds their versions.
+            self.versions.take(batch, taken.epoch)
+        self.tail.append(batch, taken.range.next)
+        self.rows_taken += batch.num_rows
+        self.bytes_taken += int(batch.nbytes)
         self.last_indexed_ms = now_ms
         ingested_ms, source = taken.max_ingestion_ms, taken.timestamp_type
-        if ingested_ms is None and taken.batch.num_rows:
+        if ingested_ms is None and batch.num_rows:
             # The stream gives no time: the time of indexing stands for it, in the watermark only.
             ingested_ms, source = now_ms, "index"
         self._advance(
@@ -294,6 +356,8 @@ class Partition:
                 hint="restart the server after the controller has dropped the segments above that epoch",
             )
         self.tail.truncate(next_offset)
+        if self.versions is not None:
+            self.versions.roll_back(epoch, next_offset)
         self.closings.truncate(next_offset, epoch)
         # What was visible newest is unknown now; the next rows say it again.
         self._advance(next_offset=next_offset, epoch=epoch, max_ingestion_ms=None, caught_up_at_ms=None)
@@ -318,6 +382,7 @@ class Partition:
         self.progress.end()
         self.error = why
         self._close_source()
+        self._tell_epoch()
         log_event(_log, "partition stopped", level=logging.ERROR, partition=str(self.id), error=why)
 
     def _retry(self, error: CremantError) -> None:

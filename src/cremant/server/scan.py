@@ -7,6 +7,7 @@ as pruned when none of its rows is handed on.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,16 @@ from cremant.exec.stop import Stop
 from cremant.exec.tables import DOC_ID
 from cremant.segment.prune import may_match
 from cremant.segment.scan import Piece
-from cremant.segment.select import select
+from cremant.segment.select import Selection, select
 from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
+from cremant.server.visible import (
+    is_empty,
+    made_of_segment,
+    made_of_tail,
+    segment_validity,
+    tail_validity,
+    with_batches,
+)
 from cremant.wire.messages import ServerQuery
 
 
@@ -96,27 +105,32 @@ def _whole_segment(table: HostedTable, found: Resolved, query: ServerQuery, part
     for batch in batches:
         firsts.append(rows)
         rows += batch.num_rows
+    validity = segment_validity(part, batches, found.cut)
     piece = Piece(
-        _key(table, found, query, part), part.hosted.metadata.partition, part.sealed.name, batches, rows, None,
-        immutable=True, index=index, first_rows=tuple(firsts),
+        _key(table, found, query, part), part.hosted.metadata.partition, part.sealed.name, batches, rows, validity,
+        immutable=True, index=index, first_rows=tuple(firsts), made=made_of_segment(part, batches, found.cut),
     )  # fmt: skip
-    if index is None or not query.prune or DOC_ID in query.columns:
+    numbers = tuple(range(len(batches)))
+    chosen = Selection(numbers, (None,) * len(batches), exact=False)
+    if index is not None and query.prune and DOC_ID not in query.columns:
+        chosen = select(batches, index, query.prune, table.single_precision)
+        masks = dict(zip(chosen.batches, chosen.masks, strict=True))
+        piece = dataclasses.replace(
+            piece, masks=tuple(masks.get(number) for number in numbers), exact=chosen.exact and query.shortcut.exact
+        )
+    if DOC_ID in query.columns:
         return piece
-    chosen = select(batches, index, query.prune, table.single_precision)
-    return Piece(
-        piece.key, piece.partition, piece.segment, tuple(batches[number] for number in chosen.batches),
-        sum(batches[number].num_rows for number in chosen.batches), None,
-        immutable=len(chosen.batches) == len(batches), masks=chosen.masks,
-        exact=chosen.exact and query.shortcut.exact, index=index,
-        first_rows=tuple(firsts[number] for number in chosen.batches),
-    )  # fmt: skip
+    return with_batches(piece, [number for number in chosen.batches if not is_empty(validity, number)], chosen)
 
 
 def _part_of_segment(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> Piece:
     batches = part.batches(found.alignment)
     rows = sum(batch.num_rows for batch in batches)
     key = _key(table, found, query, part)
-    return Piece(key, part.hosted.metadata.partition, part.sealed.name, batches, rows, None, immutable=False)
+    return Piece(
+        key, part.hosted.metadata.partition, part.sealed.name, batches, rows,
+        segment_validity(part, batches, found.cut), immutable=False, made=made_of_segment(part, batches, found.cut),
+    )  # fmt: skip
 
 
 def _key(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> str:
@@ -130,6 +144,12 @@ def _add_tail(scan: Scan, table: HostedTable, found: Resolved, query: ServerQuer
     if not kept:
         return
     key = f"{table.name}/{query.incarnation}/tail/{rows.partition}"
-    batches = TailRows(rows.partition, rows.segment, kept).batches(found.alignment)
+    chosen = TailRows(rows.partition, rows.segment, kept, rows.versions)
+    batches = chosen.batches(found.alignment)
     count = sum(part.rows for part in kept)
-    scan.pieces.append(Piece(key, rows.partition, rows.segment, batches, count, None, False))
+    scan.pieces.append(
+        Piece(
+            key, rows.partition, rows.segment, batches, count, tail_validity(chosen, found.cut), immutable=False,
+            made=made_of_tail(chosen, found.cut),
+        )
+    )  # fmt: skip

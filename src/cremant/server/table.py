@@ -24,9 +24,12 @@ from cremant.model.cluster import TableRecord
 from cremant.model.offsets import OffsetRange, Watermark
 from cremant.model.schema import DataType
 from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.model.upsert import Cut
 from cremant.segment.blocks import TailPart, TailSnapshot
 from cremant.segment.layout import Alignment
+from cremant.segment.locations import locations_of
 from cremant.segment.reader import SealedSegment, slice_from
+from cremant.segment.versions import Versions
 from cremant.server.partition import Partition
 from cremant.server.timings import PhaseTimes
 from cremant.shell.backoff import Backoff
@@ -35,10 +38,13 @@ from cremant.wire.messages import TailRequest
 
 @dataclass(slots=True, eq=False)
 class HostedSegment:
-    """A sealed segment that this server should hold. `sealed` is set once its verified bytes are open."""
+    """A sealed segment that this server should hold. `sealed` is set once its verified bytes are open.
+
+    `versions`, upsert tables only: None while it is not known which of its rows are in force: then it is not served."""
 
     metadata: SegmentMetadata
     sealed: SealedSegment | None = None
+    versions: Versions | None = None
     error: str | None = None
     #: Monotonic seconds since when the view no longer assigns it here.
     unwanted_since_s: float | None = None
@@ -73,6 +79,8 @@ class SegmentPart:
     sealed: SealedSegment
     from_offset: int
     until: int
+    #: Upsert tables: of all rows of the segment.
+    versions: Versions | None = None
 
     @property
     def whole(self) -> bool:
@@ -80,8 +88,11 @@ class SegmentPart:
         return self.from_offset <= metadata.start_offset and self.until >= (metadata.end_offset or 0)
 
     def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
+        """With versions: all of the segment's, which then say which rows exist (visible.py)."""
         scanned = self.hosted.scan(self.sealed, alignment)
-        return scanned if self.whole else slice_from(scanned, self.from_offset, self.until)
+        if self.whole or self.versions is not None:
+            return scanned
+        return slice_from(scanned, self.from_offset, self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class TailRows:
     partition: int
     segment: str
     parts: tuple[TailPart, ...]
+    #: Upsert tables: of these rows and of others of the tail.
+    versions: Versions | None = None
 
     def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
         return tuple(part.scan(alignment) for part in self.parts)
@@ -109,7 +122,8 @@ class ResolvedTail:
 
 @dataclass(slots=True)
 class Resolved:
-    """One instant of a table, as far as a query asked for it."""
+    """One instant of a table, as far as a query asked for it. `cut`: upsert tables; what is visible there is in what
+    was found, and of a partition that is behind it, or refuses it, nothing was."""
 
     alignment: Alignment
     schema_version: int
@@ -117,6 +131,10 @@ class Resolved:
     tails: list[ResolvedTail] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     behind: list[int] = field(default_factory=list)
+    cut: Cut | None = None
+    #: Partitions that no longer know the cut, and the oldest epoch that may be asked of all of them.
+    refused: list[int] = field(default_factory=list)
+    horizon: int = 0
 
 
 class HostedTable:
@@ -159,15 +177,21 @@ class HostedTable:
         return frozenset(f.name for f in self.record.table_schema.fields if f.data_type is DataType.FLOAT)
 
     def install(self, metadata: SegmentMetadata, sealed: SealedSegment, *, verified: bool) -> None:
-        """The segment is served from its files from now on, and its rows leave the tail."""
+        """The segment is served from its files from now on, and its rows leave the tail; of an upsert table their
+        versions stay. Versions of rows that were not in the tail are for others to bring (`versions` None)."""
         assert metadata.end is not None
+        first, end = metadata.start_offset, metadata.end.next_offset
+        # Before the lock: it looks at every row.
+        order = locations_of(sealed.batches)[1] if self.record.config.upsert is not None else None
         with self.lock:
             hosted = self.segments.get(metadata.name) or HostedSegment(metadata)
             hosted.metadata, hosted.sealed, hosted.error, hosted.verified = metadata, sealed, None, verified
             self.segments[metadata.name] = hosted
             partition = self.partitions.get(metadata.partition)
             if partition is not None:
-                partition.release(metadata.start_offset, metadata.end.next_offset)
+                if hosted.versions is None and partition.versions is not None:
+                    hosted.versions = partition.versions.hand_over(metadata.name, first, end, sealed.rows, order)
+                partition.release(first, end)
 
     def unsealed(self) -> list[tuple[SegmentMetadata, Sealing]]:
         """Segments that are to be sealed here, and how far each is."""
@@ -233,9 +257,9 @@ class HostedTable:
             hosted.sealed = after
             return True
 
-    def resolve(self, segments: tuple[str, ...], tails: tuple[TailRequest, ...]) -> Resolved:
+    def resolve(self, segments: tuple[str, ...], tails: tuple[TailRequest, ...], cut: Cut | None = None) -> Resolved:
         with self.lock:
-            found = Resolved(self.alignment, self._schema_version)
+            found = Resolved(self.alignment, self._schema_version, cut=cut)
             for name in segments:
                 part = self._segment(name)
                 if part is None:
@@ -248,7 +272,9 @@ class HostedTable:
                     found.behind.append(request.partition)
                 else:
                     found.tails.append(tail)
-            return found
+        if cut is not None:
+            leave_out_unknown(found, cut)
+        return found
 
     def serves_from_tail(self, metadata: SegmentMetadata) -> bool:
         """The rows of a sealed segment are all still in the tail, and not known to be others than the committed."""
@@ -269,12 +295,14 @@ class HostedTable:
         metadata = hosted.metadata
         assert metadata.end_offset is not None
         if hosted.sealed is not None:
-            return SegmentPart(hosted, hosted.sealed, metadata.start_offset, metadata.end_offset)
+            if hosted.versions is None and self.record.config.upsert is not None:
+                return None
+            return SegmentPart(hosted, hosted.sealed, metadata.start_offset, metadata.end_offset, hosted.versions)
         if not self.serves_from_tail(metadata):
             return None
-        snapshot = self.partitions[metadata.partition].tail.snapshot
-        parts = snapshot.between(metadata.start_offset, metadata.end_offset)
-        return TailRows(metadata.partition, name, parts)
+        partition = self.partitions[metadata.partition]
+        parts = partition.tail.snapshot.between(metadata.start_offset, metadata.end_offset)
+        return TailRows(metadata.partition, name, parts, partition.versions.tail if partition.versions else None)
 
     def _tail(self, request: TailRequest) -> ResolvedTail | None:
         partition = self.partitions.get(request.partition)
@@ -283,6 +311,7 @@ class HostedTable:
         # In this order: the rows are then at least as new as the watermark says.
         watermark = partition.watermark
         snapshot = partition.tail.snapshot
+        versions = partition.versions.tail if partition.versions is not None else None
         first, end = request.from_offset, snapshot.next_offset
         if max(first, request.not_before) > end or self._differs_from(request.partition, first):
             return None
@@ -295,7 +324,7 @@ class HostedTable:
             covered=OffsetRange(first, end),
             watermark=msgspec.structs.replace(watermark, next_offset=end),
             sealed=sealed,
-            rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end)),
+            rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end), versions),
         )
 
     def _differs_from(self, partition: int, first: int) -> bool:
@@ -317,10 +346,33 @@ class HostedTable:
                 continue
             if hosted.sealed is None or metadata.start_offset > at:
                 return None
+            if hosted.versions is None and self.record.config.upsert is not None:
+                return None
             until = min(end, metadata.end_offset)
-            parts.append(SegmentPart(hosted, hosted.sealed, at, until))
+            parts.append(SegmentPart(hosted, hosted.sealed, at, until, hosted.versions))
             at = until
         return tuple(parts) if at >= end else None
+
+
+def leave_out_unknown(found: Resolved, cut: Cut) -> None:
+    """Takes out what is not known at the cut. A partition is left out whole, so that who answers for it instead answers
+    for all of it."""
+    parts = [(_partition_of(part), part.versions) for part in found.segments]
+    for tail in found.tails:
+        parts += [(tail.partition, part.versions) for part in tail.sealed]
+        parts.append((tail.partition, tail.rows.versions))
+    behind = {number for number, versions in parts if versions is None or versions.epoch < cut.epoch}
+    refused = {number for number, versions in parts if versions is not None and cut.epoch < versions.horizon} - behind
+    out = behind | refused | set(found.behind)
+    found.behind = sorted(behind | set(found.behind))
+    found.refused = sorted(refused)
+    found.horizon = max((versions.horizon for _, versions in parts if versions is not None), default=0)
+    found.segments = [part for part in found.segments if _partition_of(part) not in out]
+    found.tails = [tail for tail in found.tails if tail.partition not in out]
+
+
+def _partition_of(part: SegmentPart | TailRows) -> int:
+    return part.hosted.metadata.partition if isinstance(part, SegmentPart) else part.partition
 
 
 def null_handling(record: Any) -> bool:
