@@ -14,6 +14,9 @@ Rules:
   asked whether it is alive. Once it is suspected not to be, and after PATIENCE of the time left, they come in any case.
 - An error of the query itself (too little memory, cannot be computed) is not retried: it would fail again.
 - An answer whose rows end before a floor of the query (`notBefore`) settles nothing.
+- All parts of an upsert table are asked at one cut, which is chosen with the first requests (lowwater.py) and never
+  changes: a retry asks at the same epoch. If nobody knows that epoch any more the gather is *stale*: the whole query
+  begins anew, with a new one.
 - At the deadline whatever is missing is named: 427 for silent servers, 305 for parts nobody could serve.
 
     step(event, now_ms) -> effects      events: Started Answered Failed Woke Refreshed Suspected
@@ -44,11 +47,15 @@ from cremant.cluster.gather_messages import (
     Wake,
     Woke,
 )
+from cremant.cluster.gather_races import RETRIED, Held, Pending
+from cremant.cluster.gather_words import lateness, silence, too_old, unavailable
 from cremant.cluster.load import Load
+from cremant.cluster.lowwater import Chosen, Marks
 from cremant.cluster.parts import Ask, Part, renewed
 from cremant.cluster.routing import NO_WISHES, Assignment, Routes, Wishes, assign
 from cremant.model.cluster import ClusterView, TableView
 from cremant.model.query_codes import QueryCode
+from cremant.model.upsert import Cut
 from cremant.wire.messages import ServerAnswer
 
 #: Share of the time left after which another replica is asked in any case.
@@ -59,37 +66,6 @@ LOOK_AGAIN_MS = 1_000
 RETRY_PAUSE_MS = 50
 #: Servers stop themselves this long before the broker gives up, so that their own error arrives.
 MARGIN_MS = 10
-#: Causes and segments that a message lists.
-_LISTED_MAX = 10
-
-#: Errors of a server that another server need not have.
-_RETRIED = frozenset(
-    {
-        QueryCode.SERVER_TABLE_MISSING, QueryCode.SERVER_SEGMENT_MISSING, QueryCode.SERVER_SHUTTING_DOWN,
-        QueryCode.SERVER_OUT_OF_CAPACITY, QueryCode.QUERY_SCHEDULING_TIMEOUT,
-    }
-)  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """An answer of a rival that waits for the end of the race."""
-
-    server: str
-    answer: ServerAnswer
-    payload: Any
-    parts: frozenset[Part]
-
-
-@dataclass(slots=True)
-class _Pending:
-    ask: Ask
-    #: The request this one runs against; None: it runs for itself, and the rest is about its own rivals.
-    rival_of: int | None = None
-    hedge_at_ms: float = math.inf
-    patience_until_ms: float = math.inf
-    rivals: set[int] = field(default_factory=set)
-    held: list[_Held] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -105,15 +81,22 @@ class Gather:
     #: How long an answer usually takes at most; and whether the budget has room for one more request.
     hedge_after_ms: float = math.inf
     may_hedge: Callable[[], bool] = lambda: False
+    #: Upsert tables: what is closed where, as known now. And whether the query may begin anew.
+    marks: Callable[[], Marks] | None = None
+    may_restart: bool = False
 
     answers: list[tuple[ServerAnswer, Any]] = field(default_factory=list)
     exceptions: list[QueryException] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
     responded: set[str] = field(default_factory=set)
     done: bool = False
+    #: The epoch of all requests, once the first was sent; None for ever on append tables.
+    chosen: Chosen | None = None
+    cut: Cut | None = None
+    stale: bool = False
 
     _open: set[Part] = field(default_factory=set)
-    _pending: dict[int, _Pending] = field(default_factory=dict)
+    _pending: dict[int, Pending] = field(default_factory=dict)
     _avoid: dict[Part, set[str]] = field(default_factory=dict)
     #: Servers that failed a request (not merely behind), and what was wrong with each server last.
     _unresponsive: set[str] = field(default_factory=set)
@@ -122,6 +105,9 @@ class Gather:
     _refreshed: bool = False
     _refreshing: bool = False
     _stuck: set[Part] = field(default_factory=set)
+    #: Parts of which a server does not know the cut any more, and the oldest epoch that may be asked of them.
+    _refused: set[Part] = field(default_factory=set)
+    _horizon: int = 0
 
     @property
     def table(self) -> TableView:
@@ -152,13 +138,32 @@ class Gather:
 
     def _send(self, parts: Iterable[Part], now_ms: float) -> list[Effect]:
         assignment = self._assign(sorted(parts), self._avoid)
+        if self.marks is not None:
+            assignment = self._at_cut(assignment, self.marks)
         effects: list[Effect] = []
         left_ms = self.deadline_ms - now_ms
         for ask in assignment.asks:
-            pending = _Pending(ask, patience_until_ms=now_ms + left_ms * PATIENCE)
+            pending = Pending(ask, patience_until_ms=now_ms + left_ms * PATIENCE)
             pending.hedge_at_ms = min(now_ms + self.hedge_after_ms, pending.patience_until_ms)
             effects += [self._start(pending, now_ms), Wake(pending.hedge_at_ms)]
         return [*effects, *self._on_unassigned(assignment.unassigned, now_ms)]
+
+    def _at_cut(self, assignment: Assignment, known: Callable[[], Marks]) -> Assignment:
+        """Without the partitions that the table did not have at the cut. Nothing can be asked before there is one."""
+        if self.chosen is None and assignment.asks:
+            marks = known()
+            self.chosen = marks.choose((part.partition, ask.server) for ask in assignment.asks for part in ask.parts)
+            if self.chosen is not None:
+                self.cut = marks.cut(self.chosen)
+        chosen = self.chosen
+        if chosen is None:
+            for ask in assignment.asks:
+                self._causes[ask.server] = "has not said which epochs are closed"
+                self._shun(ask.parts, ask.server)
+            lost = [part for ask in assignment.asks for part in ask.parts]
+            return Assignment((), (*assignment.unassigned, *lost))
+        self._open = {part for part in self._open if not chosen.ignores(part.partition)}
+        return assignment.without(chosen.ignores)
 
     def _assign(
         self, parts: Iterable[Part], avoid: Mapping[Part, Collection[str]], like: str | None = None
@@ -167,7 +172,7 @@ class Gather:
             self.routes, parts, avoid=avoid, suspects=self.suspects, loads=self.loads, wishes=self.wishes, like=like
         )
 
-    def _start(self, pending: _Pending, now_ms: float) -> Send:
+    def _start(self, pending: Pending, now_ms: float) -> Send:
         ask_id = self._next_id
         self._next_id += 1
         self._pending[ask_id] = pending
@@ -177,6 +182,10 @@ class Gather:
 
     def _on_unassigned(self, parts: Iterable[Part], now_ms: float) -> list[Effect]:
         """Nobody left to ask on this view: look at the newest one, once. For what is lost nobody need be waited for."""
+        parts = list(parts)
+        if self.may_restart and not self._refused.isdisjoint(parts):
+            self.stale = True
+            return []
         self._stuck.update(part for part in parts if self.routes.loss(part) is None)
         if not self._stuck or self._refreshed or self._refreshing:
             return []
@@ -222,7 +231,7 @@ class Gather:
                 effects += self._hedge(ask_id, pending, now_ms, forced=True)
         return effects
 
-    def _hedge(self, ask_id: int, pending: _Pending, now_ms: float, *, forced: bool) -> list[Effect]:
+    def _hedge(self, ask_id: int, pending: Pending, now_ms: float, *, forced: bool) -> list[Effect]:
         """Early rivals must be able to win, and be as good; forced ones take over what they can."""
         server = pending.ask.server
         taken = {part for held in pending.held for part in held.parts}
@@ -232,7 +241,7 @@ class Gather:
         whole = bool(assignment.asks) and not assignment.unassigned
         if forced or (whole and self.may_hedge()):
             pending.hedge_at_ms = math.inf if forced else pending.patience_until_ms
-            effects: list[Effect] = [self._start(_Pending(ask, ask_id), now_ms) for ask in assignment.asks]
+            effects: list[Effect] = [self._start(Pending(ask, ask_id), now_ms) for ask in assignment.asks]
         else:
             pending.hedge_at_ms = min(now_ms + LOOK_AGAIN_MS, pending.patience_until_ms)
             effects = [Probe(pending.ask)]
@@ -244,7 +253,7 @@ class Gather:
     def _avoided(self, part: Part) -> set[str]:
         return self._avoid.get(part, set())
 
-    def _on_rival(self, rival: _Pending, held: _Held | None, failed: Iterable[Part], now_ms: float) -> list[Effect]:
+    def _on_rival(self, rival: Pending, held: Held | None, failed: Iterable[Part], now_ms: float) -> list[Effect]:
         """A rival has ended: `held` is what it answered, `failed` is to be asked of yet another replica."""
         owner_id = rival.rival_of
         assert owner_id is not None
@@ -257,9 +266,9 @@ class Gather:
             return [Cancel(owner_id, owner.ask, lost=True), *self._cancel(owner.rivals)]
         self._shun(failed, rival.ask.server)
         again = self._rivals_for(failed, owner.ask.server).asks
-        return [self._start(_Pending(ask, owner_id), now_ms) for ask in again]
+        return [self._start(Pending(ask, owner_id), now_ms) for ask in again]
 
-    def _accept(self, held: Iterable[_Held]) -> None:
+    def _accept(self, held: Iterable[Held]) -> None:
         for one in held:
             self._open -= one.parts
             self.responded.add(one.server)
@@ -268,7 +277,7 @@ class Gather:
     def _cancel(self, ask_ids: Iterable[int]) -> list[Effect]:
         return [Cancel(ask_id, self._pending.pop(ask_id).ask, lost=False) for ask_id in sorted(ask_ids)]
 
-    def _fall_back(self, ended: _Pending, missing: Collection[Part], now_ms: float) -> list[Effect]:
+    def _fall_back(self, ended: Pending, missing: Collection[Part], now_ms: float) -> list[Effect]:
         """`ended` leaves `missing` open: what its rivals have or are at counts now, the rest is asked anew."""
         wanted = set(missing)
         self._shun(wanted, ended.ask.server)
@@ -295,7 +304,7 @@ class Gather:
         if pending is None:
             return []  # given up before, or a duplicate
         ask = pending.ask
-        if answer.error_code and answer.error_code not in _RETRIED and not self._waited_in_vain(ask, answer):
+        if answer.error_code and answer.error_code not in RETRIED and not self._waited_in_vain(ask, answer):
             if pending.rival_of is not None:
                 return self._on_rival(pending, None, (), now_ms)
             self.responded.add(ask.server)
@@ -305,12 +314,12 @@ class Gather:
         failed = self._failed_parts(ask, answer)
         settled = frozenset(ask.parts).difference(failed)
         if pending.rival_of is not None:
-            held = _Held(ask.server, answer, payload, settled) if settled else None
+            held = Held(ask.server, answer, payload, settled) if settled else None
             return self._on_rival(pending, held, failed, now_ms)
         if not answer.error_code:
             self.responded.add(ask.server)
         if settled:
-            self._accept([_Held(ask.server, answer, payload, settled)])
+            self._accept([Held(ask.server, answer, payload, settled)])
         return self._fall_back(pending, failed, now_ms)
 
     def _waited_in_vain(self, ask: Ask, answer: ServerAnswer) -> bool:
@@ -323,9 +332,18 @@ class Gather:
         if answer.error_code:
             self._causes[ask.server] = answer.error
             return list(ask.parts)
-        missing, behind = set(answer.missing_segments), set(answer.behind_partitions)
-        if missing or behind:
-            self._causes[ask.server] = "is behind" if behind else "has not loaded it"
+        missing, behind, refused = (
+            set(answer.missing_segments),
+            set(answer.behind_partitions),
+            answer.refused_partitions,
+        )
+        if missing or behind or refused:
+            self._causes[ask.server] = lateness(answer, self.cut)
+        if self.cut is not None:  # a partition that is not at the cut answers none of its parts
+            self._horizon = max(self._horizon, answer.horizon if refused else 0)
+            self._refused.update(part for part in ask.parts if part.partition in refused)
+            late = behind.union(refused)
+            return [part for part in ask.parts if part.partition in late or part.segment in missing]
         reached = {tail.partition: tail.covered.next for tail in answer.partitions}
         for part in ask.parts:
             floor = 0 if part.segment or part.partition in behind else self.wishes.floors.get(part.partition, 0)
@@ -344,7 +362,7 @@ class Gather:
             return self._on_rival(pending, None, pending.ask.parts, now_ms)
         return self._fall_back(pending, pending.ask.parts, now_ms)
 
-    def _pop(self, ask_id: int) -> _Pending | None:
+    def _pop(self, ask_id: int) -> Pending | None:
         pending = self._pending.pop(ask_id, None)
         if pending is not None and pending.rival_of is not None:
             self._pending[pending.rival_of].rivals.discard(ask_id)
@@ -354,7 +372,7 @@ class Gather:
 
     def _finish(self, now_ms: float) -> list[Effect]:
         waiting = bool(self._pending) or self._refreshing
-        if waiting and now_ms < self.deadline_ms:
+        if waiting and now_ms < self.deadline_ms and not self.stale:
             return []
         self.done = True
         owners = [pending for pending in self._pending.values() if pending.rival_of is None]
@@ -365,34 +383,19 @@ class Gather:
         self._causes |= dict.fromkeys(silent, "no answer in time")
         silent |= {server for part in self._open for server in self._avoided(part) & self._unresponsive}
         if silent:
-            message = f"{len(silent)} servers [{', '.join(sorted(silent))}] not responded"
-            message += self._awaited(sorted(left)) + self._why(silent)
+            message = silence(silent, self._causes, sorted(left), self.wishes.floors)
             self.exceptions.append(QueryException(QueryCode.SERVER_NOT_RESPONDING, message))
         unserved = sorted(self._open - left)
         if unserved:
-            self.exceptions.append(QueryException(QueryCode.BROKER_SEGMENT_UNAVAILABLE, self._unavailable(unserved)))
+            self.exceptions.append(self._unserved(unserved))
         # A server that failed, but whose parts others served, is not part of this answer.
         self.asked = self.responded | silent
         self.responded -= silent
         return [*self._cancel(list(self._pending)), Done()]
 
-    def _why(self, servers: Collection[str]) -> str:
-        causes = [f"{server}: {self._causes[server]}" for server in sorted(servers) if server in self._causes]
-        return f" ({'; '.join(causes[:_LISTED_MAX])})" if causes else ""
-
-    def _unavailable(self, parts: list[Part]) -> str:
-        names = {view.record.partition: view.consuming.name for view in self.table.partitions}
-        listed = [part.segment or names.get(part.partition, f"partition {part.partition}") for part in parts]
-        shown = ", ".join(listed[:_LISTED_MAX]) + (", ..." if len(listed) > _LISTED_MAX else "")
+    def _unserved(self, parts: list[Part]) -> QueryException:
+        if self.chosen is not None and not self.may_restart and not self._refused.isdisjoint(parts):
+            return QueryException(QueryCode.QUERY_VALIDATION, too_old(self.chosen.epoch, self._horizon))
         tried = {server for part in parts for server in self._avoided(part)}
-        lost = [told for part in parts if (told := self.routes.loss(part)) is not None]
-        told = "".join(f"; {one}" for one in lost[:_LISTED_MAX])
-        return f"{len(listed)} segments unavailable: [{shown}]{told}{self._awaited(parts)}{self._why(tried)}"
-
-    def _awaited(self, parts: Iterable[Part]) -> str:
-        floors = self.wishes.floors
-        awaited = [part for part in parts if not part.segment and floors.get(part.partition, 0) > part.from_offset]
-        return "".join(
-            f"; no replica showed partition {part.partition} up to {floors[part.partition]}, which notBefore asks for"
-            for part in awaited[:_LISTED_MAX]
-        )
+        text = unavailable(parts, self.routes, self.wishes.floors, tried, self._causes)
+        return QueryException(QueryCode.BROKER_SEGMENT_UNAVAILABLE, text)

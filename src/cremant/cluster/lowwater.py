@@ -55,11 +55,14 @@ class Marks:
     as_of: int | None = None
     visibility: Visibility = Visibility.VISIBLE
 
-    def choose(self, pairs: Iterable[Pair]) -> Chosen:
-        """L for a query that will ask these."""
+    def choose(self, pairs: Iterable[Pair]) -> Chosen | None:
+        """L for a query that will ask these; None if nothing is known of any of them."""
         if self.as_of is not None:
             return Chosen(self.as_of, self._partitions_at(self.as_of))
-        used = {pair: self.states[pair] for pair in pairs if pair in self.states and self.states[pair].closed > 0}
+        known = {pair: self.states[pair] for pair in pairs if pair in self.states}
+        if not known and not self.least.epoch:
+            return None
+        used = {pair: state for pair, state in known.items() if state.closed > 0}
         best = _BEFORE_ALL
         for state in used.values():
             found = Chosen(state.closed, state.partitions)

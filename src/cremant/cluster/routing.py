@@ -12,7 +12,7 @@ spread over all replicas, so that they share the work.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -39,6 +39,15 @@ class Assignment:
     asks: tuple[Ask, ...]
     unassigned: tuple[Part, ...]
 
+    def without(self, is_out: Callable[[int], bool]) -> Assignment:
+        """The same without some partitions."""
+        asks = []
+        for ask in self.asks:
+            parts = tuple(part for part in ask.parts if not is_out(part.partition))
+            if parts:
+                asks.append(Ask(ask.server, ask.url, parts))
+        return Assignment(tuple(asks), tuple(part for part in self.unassigned if not is_out(part.partition)))
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -52,6 +61,8 @@ class Wishes:
     known: Mapping[tuple[int, str], int] = field(default_factory=dict)
     fixed: bool = False
     together: bool | None = None
+    #: Upsert tables: (partition, server) pairs near the newest closed epoch; others are asked for want of such.
+    timely: Collection[tuple[int, str]] | None = None
 
 
 NO_WISHES = Wishes()
@@ -200,7 +211,9 @@ def assign(
     usual = not avoid and not suspects and like is None and not wishes.floors
     groups: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
-        best = routes.best(part) if usual else _best(routes, part, avoid, suspects, wishes, like)
+        best = routes.best(part) if usual else ()
+        if not usual or not _all_timely(part, best, wishes):
+            best = _best(routes, part, avoid, suspects, wishes, like)
         groups.setdefault(best, []).append(part)
     unassigned = groups.pop((), [])
     known = {} if loads is None or wishes.fixed else loads
@@ -212,11 +225,20 @@ def assign(
     return Assignment(asks, tuple(unassigned))
 
 
+def _all_timely(part: Part, servers: Iterable[str], wishes: Wishes) -> bool:
+    return wishes.timely is None or all((part.partition, server) in wishes.timely for server in servers)
+
+
 def _best(
     routes: Routes, part: Part, avoid: Mapping[Part, Collection[str]] | None, suspects: Collection[str],
     wishes: Wishes, like: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
     ranks = routes.ranks(part, wishes)
+    timely = wishes.timely
+    if timely is not None:
+        ranks = {
+            server: able if (part.partition, server) in timely else max(able, _UNSURE) for server, able in ranks.items()
+        }
     worst = None if like is None else ranks.get(like, _UNABLE)
     return _equals(ranks, avoid.get(part, ()) if avoid else (), suspects, worst)
 

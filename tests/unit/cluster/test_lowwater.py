@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cremant.cluster.lowwater import EPOCH_LAG_MAX, Chosen, LowWater, Marks, backed, is_void
+from cremant.cluster.lowwater import EPOCH_LAG_MAX, Chosen, LowWater, Marks, Pair, backed, is_void
 from cremant.model.cluster import Rewind
 from cremant.wire.messages import EpochsReply, EpochState
 
@@ -21,24 +21,35 @@ def reply(**partitions: EpochState) -> EpochsReply:
     return EpochsReply(instance="", nonce="n", version=1, epochs=epochs)
 
 
+def epoch_of(marks: Marks, *pairs: Pair) -> int:
+    chosen = marks.choose(pairs)
+    assert chosen is not None
+    return chosen.epoch
+
+
 def test_the_lowest_of_the_pairs_in_use_counts_and_no_other() -> None:
     marks = Marks({(0, "a"): state(7), (0, "b"): state(3), (1, "a"): state(6), (1, "b"): state(9)})
-    assert marks.choose([(0, "a"), (1, "a")]).epoch == 6
-    assert marks.choose([(0, "a"), (1, "b")]).epoch == 7
-    assert marks.choose([(0, "b"), (1, "b")]).epoch == 3
-    assert marks.choose([(0, "a")]).epoch == 7
+    assert epoch_of(marks, (0, "a"), (1, "a")) == 6
+    assert epoch_of(marks, (0, "a"), (1, "b")) == 7
+    assert epoch_of(marks, (0, "b"), (1, "b")) == 3
+    assert epoch_of(marks, (0, "a")) == 7
 
 
 def test_before_the_first_epoch_there_is_nothing() -> None:
-    assert Marks({}).choose([(0, "a")]).epoch == 0
-    assert Marks({(0, "a"): state(0, 0)}).choose([(0, "a")]).epoch == 0
+    assert Marks({(0, "a"): state(0, 0)}).choose([(0, "a")]) == Chosen(0)
+
+
+def test_of_pairs_that_nobody_has_heard_of_nothing_is_guessed() -> None:
+    assert Marks({(0, "b"): state(4)}).choose([(0, "a")]) is None
+    assert Marks({}, least=Chosen(5, 2)).choose([(0, "a")]) == Chosen(5, 2)
+    assert Marks({}, as_of=3).choose([(0, "a")]) == Chosen(3)
 
 
 def test_neither_the_floor_nor_a_token_is_undercut() -> None:
     states = {(0, "a"): state(7)}
     assert Marks(states, least=Chosen(8, 2)).choose([(0, "a")]) == Chosen(8, 2)
     assert Marks(states, least=Chosen(6, 2)).choose([(0, "a")]) == Chosen(7, 2)
-    assert Marks(states, least=Chosen(6, 2), as_of=4).choose([(0, "a")]).epoch == 4
+    assert epoch_of(Marks(states, least=Chosen(6, 2), as_of=4), (0, "a")) == 4
 
 
 def test_a_new_partition_does_not_take_the_table_back() -> None:
@@ -49,6 +60,7 @@ def test_a_new_partition_does_not_take_the_table_back() -> None:
     apart = {(0, "a"): state(101, 3), (1, "a"): state(100, 2), (2, "a"): state(101, 3)}
     chosen = Marks(apart).choose([(0, "a"), (1, "a"), (2, "a")])
     assert chosen == Chosen(100, 2)
+    assert chosen is not None
     assert chosen.ignores(2)
     assert not chosen.ignores(1)
     # A new one that is slow, behind a floor from before it came.
@@ -73,6 +85,7 @@ def test_an_answer_at_l_has_all_partitions_of_l(
 
     states = {pair: state(epoch, count(epoch)) for pair, epoch in closed.items()}
     chosen = Marks(states, least=Chosen(floor, count(floor))).choose(closed)
+    assert chosen is not None
     assert chosen.epoch >= floor
     assert chosen.epoch in {floor, *closed.values()}
     assert chosen.partitions == count(chosen.epoch)
@@ -119,7 +132,7 @@ def test_a_rewind_makes_epochs_void() -> None:
     known.answered("i", Chosen(40, 2))
     marks = known.marks("i", rewinds)
     assert marks.least == Chosen(35, 2)
-    assert marks.choose([(0, "a"), (1, "a")]).epoch == 35
+    assert epoch_of(marks, (0, "a"), (1, "a")) == 35
     after = (*rewinds[:2], Rewind(to_epoch=35, next_epoch=50))
     known.told("a", reply(p0=state(51), p1=state(52)))
-    assert known.marks("i", after).choose([(0, "a"), (1, "a")]).epoch == 51
+    assert epoch_of(known.marks("i", after), (0, "a"), (1, "a")) == 51
