@@ -35,6 +35,8 @@ class Cause(StrEnum):
     TOO_LONG = "tooLong"
     #: A transform or filter function could not be computed from non-null arguments.
     TRANSFORM_FAILED = "transformFailed"
+    #: Upsert tables that reject them: a primary key column has no value.
+    NULL_KEY = "nullKey"
 
 
 class BadValue(ValueError):

@@ -25,6 +25,7 @@ from cremant.model.errors import InvariantViolation
 from cremant.model.limits import BLOCK_BYTES_MAX
 from cremant.model.schema import Schema
 from cremant.model.table import TableConfig
+from cremant.model.upsert import NullKeyPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class IngestPlan:
         decoded = tuple(field for at, field in enumerate(self._columns) if at not in self._metadata)
         self._decoder = make_decoder(config.stream, decoded, keep_going=keep_going, read_text=read_text)
         self._block_schema = _block_schema(schema, with_nulls=self._nulls)
+        #: Places of the key columns that must have a value.
+        self._required = _required(schema, config)
 
     @property
     def block_schema(self) -> pa.Schema:
@@ -136,6 +139,20 @@ class IngestPlan:
             none_missing = pa.array(np.zeros(len(kept), dtype=bool))
             arrays.extend(none_missing if cell.missing is None else cell.missing for cell in cells)
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._block_schema)
+        failed = self._failed(batch, kept, cells, rejected)
+        if failed is not None:
+            rows = rows.filter(pa.array(~failed))
+        if rows.nbytes > BLOCK_BYTES_MAX:
+            rows = self._without_huge_rows(batch, rows, rejected)
+        rejected.sort(key=lambda record: record.offset)
+        return Ingested(rows, tuple(rejected), filtered)
+
+    def _failed(
+        self, batch: MessageBatch, kept: np.ndarray, cells: list[Cells], rejected: list[Rejected]
+    ) -> np.ndarray | None:
+        """Which rows have a value that is too long, or none where the table's key needs one; None if no row has. Says
+        why in `rejected`."""
+        failed: np.ndarray | None = None
         too_long = [cell.failed for cell in cells if cell.failed is not None]
         if too_long:
             failed = np.any(np.stack(too_long), axis=0)
@@ -143,11 +160,19 @@ class IngestPlan:
                 _reject(batch, int(kept[at]), Cause.TOO_LONG, self._too_long_detail(cells, at))
                 for at in np.flatnonzero(failed).tolist()
             )
-            rows = rows.filter(pa.array(~failed))
-        if rows.nbytes > BLOCK_BYTES_MAX:
-            rows = self._without_huge_rows(batch, rows, rejected)
-        rejected.sort(key=lambda record: record.offset)
-        return Ingested(rows, tuple(rejected), filtered)
+        for at in self._required:
+            missing = cells[at].missing
+            if missing is None:
+                continue
+            null = missing.to_numpy(zero_copy_only=False)
+            if failed is not None:
+                null = null & ~failed
+            detail = f"primary key column {self._fields[at].name} is null"
+            rejected.extend(
+                _reject(batch, int(kept[row]), Cause.NULL_KEY, detail) for row in np.flatnonzero(null).tolist()
+            )
+            failed = null if failed is None else failed | null
+        return failed
 
     def _without_huge_rows(self, batch: MessageBatch, rows: pa.RecordBatch, rejected: list[Rejected]) -> pa.RecordBatch:
         """Transforms can make more of a message than a block may hold."""
@@ -168,6 +193,12 @@ class IngestPlan:
             if cell.failed is not None and cell.failed[at]:
                 return f"column {field.name}: longer than maxLength {field.max_length or DEFAULT_MAX_LENGTH}"
         return ""
+
+
+def _required(schema: Schema, config: TableConfig) -> tuple[int, ...]:
+    if config.upsert is None or config.upsert.null_key is not NullKeyPolicy.REJECT:
+        return ()
+    return tuple(at for at, field in enumerate(schema.fields) if field.name in schema.primary_key_columns)
 
 
 def _huge_rows(rows: pa.RecordBatch) -> list[int]:

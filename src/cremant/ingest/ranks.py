@@ -6,12 +6,11 @@
     location = partition (4) · offset (8) · sub-row (4), big-endian
 
 Integers: sign bit flipped. Floats: IEEE order, -0.0 as 0.0, NaN greatest. Texts and bytes: byte 0 as 0 255, ended by
-0 0. BIG_DECIMAL: see `_decimal`.
+0 0.
 """
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,6 +34,8 @@ def comparison_parts(field: FieldSpec, batch: pa.RecordBatch) -> list[Part]:
     """Flag and value of a comparison column, most significant first."""
     if not field.single_value:
         raise InvalidConfig(f"comparison column {field.name} holds several values; it must hold one")
+    if field.data_type in (DataType.BIG_DECIMAL, DataType.JSON):
+        raise InvalidConfig(f"comparison column {field.name} is a {field.data_type}, whose texts have another order")
     values = batch.column(field.name)
     null = any_null(batch, (field,))
     flags = np.ones(len(values), dtype=np.uint8)
@@ -44,7 +45,7 @@ def comparison_parts(field: FieldSpec, batch: pa.RecordBatch) -> list[Part]:
             flags[null] = 0
             numbers = np.where(null, numbers.dtype.type(0), numbers)
         return [flags, numbers]
-    cells = _decimals(values) if field.data_type is DataType.BIG_DECIMAL else _escaped(values.cast(pa.binary()))
+    cells = _escaped(values.cast(pa.binary()))
     if null is not None:
         flags[null] = 0
         cells = pc.if_else(pa.array(null), pa.scalar(b"", pa.binary()), cells)
@@ -113,21 +114,3 @@ def _escaped(values: pa.BinaryArray) -> pa.BinaryArray:
     if data is not None and 0 in memoryview(data).cast("B"):
         values = pc.replace_substring(values, b"\0", b"\0\xff")
     return pc.binary_join_element_wise(values, pa.scalar(b"\0\0", pa.binary()), pa.scalar(b"", pa.binary()))
-
-
-def _decimals(values: pa.StringArray) -> pa.BinaryArray:
-    distinct = pc.dictionary_encode(values)
-    cells = pa.array([_decimal(Decimal(text)) for text in distinct.dictionary.to_pylist()], pa.binary())
-    return cells.take(distinct.indices)
-
-
-def _decimal(number: Decimal) -> bytes:
-    """Sign (0 negative, 1 zero, 2 positive), place of the first digit (4, biased), digits + 1, 0; all but the sign
-    complemented for negative numbers."""
-    if number == 0:
-        return b"\1"
-    sign, digits, _ = number.as_tuple()
-    while digits[-1] == 0:
-        digits = digits[:-1]
-    body = (number.adjusted() + 2**31).to_bytes(4, "big") + bytes(digit + 1 for digit in digits) + b"\0"
-    return b"\0" + bytes(255 - byte for byte in body) if sign else b"\2" + body

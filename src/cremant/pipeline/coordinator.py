@@ -24,6 +24,7 @@ from cremant.ingest.candidates import CANDIDATE_SCHEMA, Candidates
 from cremant.model.errors import Corrupt, InvalidConfig
 from cremant.model.schema import Schema
 from cremant.model.upsert import UpsertConfig
+from cremant.pipeline.reports import TaskReport
 from cremant.pipeline.spec import write_durably
 
 if TYPE_CHECKING:
@@ -95,15 +96,15 @@ def coordinate(frame: DataFrame, candidates: int) -> DataFrame:
     return frame.groupBy(key.alias("key")).agg(f.max_by("value", "rank", candidates).alias("best"))
 
 
-def report_row(task: int, epoch: int, report: pa.RecordBatch) -> pa.RecordBatch:
+def report_row(task: int, epoch: int, report: TaskReport) -> pa.RecordBatch:
     """A task's report as a row among the candidates: its rank is the epoch, so the newest one of a task wins."""
-    text = msgspec.json.encode([tuple(row.values()) for row in report.to_pylist()])
     number = epoch.to_bytes(8, "big")
-    row = {"key": REPORT_PREFIX + task.to_bytes(4, "big"), "rank": number, "value": number + text}
+    key = REPORT_PREFIX + task.to_bytes(4, "big")
+    row = {"key": key, "rank": number, "value": number + msgspec.json.encode(report)}
     return pa.RecordBatch.from_pylist([row], schema=CANDIDATE_SCHEMA)
 
 
-def emitted(candidates: Candidates, task: int, epoch: int, report: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def emitted(candidates: Candidates, task: int, epoch: int, report: TaskReport) -> Iterator[pa.RecordBatch]:
     """All that a task hands to the coordinator."""
     yield report_row(task, epoch, report)
     batch = candidates.finish()

@@ -17,14 +17,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cremant.epoch.close import BlockAck, GapAck, UpdateAck
 from cremant.epoch.protocol import RunPlan
 from cremant.log.api import Log
 from cremant.model.cluster import TableRecord, TableView
 from cremant.model.errors import CremantError, PeerError, WorldError
 from cremant.model.limits import EPOCH_ROWS_MAX, PIPELINE_STOP_MS
 from cremant.model.names import dead_letter_topic, epoch_topic
-from cremant.model.offsets import OffsetRange
 from cremant.model.settings import Settings
 from cremant.model.table import ExpiredOffsets
 from cremant.pipeline.checkpoint import read_plan
@@ -32,6 +30,7 @@ from cremant.pipeline.closer import Closer
 from cremant.pipeline.coordinator import companion_for, coordinate
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
+from cremant.pipeline.reports import outcome_of
 from cremant.pipeline.source import FORMAT, StreamSource
 from cremant.pipeline.spec import (
     FINAL,
@@ -42,12 +41,11 @@ from cremant.pipeline.spec import (
     write_config,
     write_wanted,
 )
-from cremant.pipeline.task import Report, reports_in
 from cremant.pipeline.updates import OUTCOME_DDL, UpdateWriter
 from cremant.shell.logs import log_event
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
 _log = logging.getLogger(__name__)
@@ -226,27 +224,15 @@ class Run:
 
     def _close_batch(self, frame: DataFrame, batch_id: int) -> None:
         plan = read_plan(self._checkpoint, batch_id)
-        reports, updates = outcome_of(frame.collect(), upsert=self.spec.candidates is not None)
-        blocks = tuple(
-            BlockAck(
-                partition=report.partition, range=OffsetRange(report.first, report.next), rows=report.rows,
-                rejected=report.rejected, filtered=report.filtered, max_ingestion_ms=report.max_ingestion_ms,
-            )
-            for report in reports
-            if not report.gap
-        )  # fmt: skip
-        gaps = tuple(
-            GapAck(partition=report.partition, range=OffsetRange(report.first, report.next))
-            for report in reports
-            if report.gap
-        )
-        outcome = self._closer.close(batch_id, plan, blocks, gaps, updates)
+        found = outcome_of(frame.collect(), upsert=self.spec.candidates is not None)
+        blocks, gaps = found.blocks, found.gaps
+        outcome = self._closer.close(batch_id, plan, blocks, gaps, found.updates)
         if outcome.replayed:
             return
         self._totals.epochs += 1
         self._totals.rows += sum(block.rows for block in blocks)
         self._totals.filtered += sum(block.filtered for block in blocks)
-        for report in reports:
+        for report in found.reports:
             if report.causes:
                 self._totals.rejected.update(json.loads(report.causes))
         for gap in gaps:
@@ -268,15 +254,6 @@ class Run:
                 hold=hold,
             ),
         )
-
-
-def outcome_of(rows: list[Row], *, upsert: bool) -> tuple[list[Report], tuple[UpdateAck, ...]]:
-    """What the one action of a batch answered: what was appended by tasks, and by update writers."""
-    if not upsert:
-        return [Report(*row) for row in rows], ()
-    reports = [report for row in rows if row.report is not None for report in reports_in(bytes(row.report))]
-    acks = (UpdateAck(partition=row.partition, updates=row.updates) for row in rows if row.report is None)
-    return reports, tuple(acks)
 
 
 def task_slots(spark: SparkSession) -> int:

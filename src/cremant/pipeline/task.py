@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from cremant.epoch.format import row_block, to_message
@@ -29,6 +27,7 @@ from cremant.pipeline.chunks import Chunk, chunks
 from cremant.pipeline.coordinator import CANDIDATE_DDL, emitted
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import Share
+from cremant.pipeline.reports import Report, TaskReport
 from cremant.pipeline.spec import RunSpec, write_stopped
 
 #: One row per appended block or gap; what the driver collects. `causes`: JSON object cause -> count of rejected ones.
@@ -49,25 +48,6 @@ REPORT_DDL = (
     "partition INT, first BIGINT, next BIGINT, rows BIGINT, rejected BIGINT, filtered BIGINT, "
     "max_ingestion_ms BIGINT, causes STRING, gap BOOLEAN"
 )
-
-
-class Report(NamedTuple):
-    """A row of REPORT_SCHEMA."""
-
-    partition: int
-    first: int
-    next: int
-    rows: int
-    rejected: int
-    filtered: int
-    max_ingestion_ms: int | None
-    causes: str
-    gap: bool
-
-
-def reports_in(text: bytes) -> list[Report]:
-    """The report of a task as it travels among candidates."""
-    return msgspec.json.decode(text, type=list[Report])
 
 
 def emission_ddl(spec: RunSpec) -> str:
@@ -132,7 +112,7 @@ class EpochWriter:
         """What the task hands to Spark (`emission_ddl`)."""
         if self._candidates is None:
             return [self.report()]
-        return list(emitted(self._candidates, task_index(), self._epoch, self.report()))
+        return list(emitted(self._candidates, task_index(), self._epoch, TaskReport(self._rows)))
 
     def report(self) -> pa.RecordBatch:
         columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * len(REPORT_SCHEMA)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from ingest_kit import FIRST_OFFSET, TIME_MS, config_of, messages_of, schema_of
@@ -13,6 +14,7 @@ from ingest_kit import FIRST_OFFSET, TIME_MS, config_of, messages_of, schema_of
 from cremant.ingest.causes import SAMPLE_BYTES, Cause
 from cremant.ingest.plan import Ingested, compile_ingest
 from cremant.model.schema import DataType
+from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 
 ALL_TYPES: dict[str, Any] = {
     **{kind.lower(): kind.value for kind in DataType},
@@ -146,6 +148,29 @@ def test_too_long_text_is_rejected_where_the_schema_says_so() -> None:
     ingested = _run(columns, [{"a": "abc"}, {"a": "abcd"}, {}, {"a": "é😀é"}])
     assert [record.cause for record in ingested.rejected] == [Cause.TOO_LONG]
     assert ingested.batch["$offset"].to_pylist() == [100, 104, 106]
+
+
+def test_rows_without_a_key_are_rejected_where_the_table_needs_one() -> None:
+    schema = schema_of(
+        {"a": "LONG", "b": "STRING", "c": {"dataType": "STRING", "maxLength": 2, "maxLengthExceedStrategy": "ERROR"}},
+        primaryKeyColumns=["a", "b"],
+    )
+    records = [
+        {"a": 1, "b": "x", "ts": 1}, {"b": "x", "ts": 2}, {"a": None, "b": None, "ts": 3}, {"a": 4, "b": None, "ts": 4},
+        {"a": 5, "b": "null", "ts": 5}, {"c": "long", "ts": 6}, {"a": 7, "b": "", "ts": 7},
+    ]  # fmt: skip
+    upsert = UpsertConfig(comparison_columns=("ts",))
+    for config in (config_of(), config_of(nulls=True)):
+        plain = compile_ingest(schema, config).run(messages_of(records))
+        assert plain.batch.num_rows == 6, "an append table keeps them"
+        strict = compile_ingest(schema, msgspec.structs.replace(config, upsert=upsert)).run(messages_of(records))
+        assert strict.batch.column("a").to_pylist() == [1, 5, 7]
+        assert [((bad.offset - FIRST_OFFSET) // 2, bad.cause) for bad in strict.rejected] == [
+            (1, "nullKey"), (2, "nullKey"), (3, "nullKey"), (5, "tooLong")
+        ]  # fmt: skip
+        assert strict.rejected[2].detail == "primary key column b is null"
+        kept = msgspec.structs.replace(config, upsert=msgspec.structs.replace(upsert, null_key=NullKeyPolicy.APPEND))
+        assert compile_ingest(schema, kept).run(messages_of(records)).batch.num_rows == 6
 
 
 def test_rejected_records_are_named_with_offset_cause_and_sample() -> None:
