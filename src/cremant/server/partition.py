@@ -17,8 +17,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import assert_never
 
@@ -41,13 +39,14 @@ from cremant.epoch.reader import (
 from cremant.log.api import Log, LogReader, MessageBatch
 from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
 from cremant.model.limits import MIB
-from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position, Watermark
 from cremant.model.upsert import UpsertConfig
 from cremant.segment.build import newest
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
 from cremant.segment.tail_versions import PartitionVersions
+from cremant.server.partition_id import PartitionId as PartitionId
+from cremant.server.partition_id import PartitionState as PartitionState
 from cremant.server.progress import Progress
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
@@ -58,28 +57,6 @@ _log = logging.getLogger(__name__)
 #: One turn of one partition: bounded, so that a partition that catches up does not starve the others.
 TURN_MESSAGES_MAX = 256
 TURN_BYTES_MAX = 8 * MIB
-
-
-class PartitionState(StrEnum):
-    WAITING = "waiting"
-    CATCHING_UP = "catchingUp"
-    CONSUMING = "consuming"
-    RETRYING = "retrying"
-    STOPPED = "stopped"
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionId:
-    table: str
-    incarnation: str
-    partition: int
-
-    @property
-    def topic(self) -> str:
-        return epoch_topic(self.table, self.incarnation)
-
-    def __str__(self) -> str:
-        return f"{self.table}.{self.incarnation}/{self.partition}"
 
 
 class Partition:
@@ -207,17 +184,24 @@ class Partition:
             if self.versions is not None:
                 self.versions.drop_below(end)
 
+    @property
+    def position(self) -> Position:
+        """Of the last epoch that is applied; with the partition's lock held."""
+        return self._machine.position
+
     def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
-        """Goes on at `start`: everything before it is sealed and served from segments."""
+        """Goes on at `start`: everything before it is sealed and served from segments. Of an upsert table the log up to
+        there is read all the same, for the sake of these."""
         with self.lock:
             self._moves += 1
             self.tail.restart(start.next_offset)
             self.closings = Closings(start)
-            self._machine = PartitionReader(self.id.partition, start, upsert=self.upsert is not None)
             self._start_epoch = start.epoch
-            if self.versions is not None:
-                self.versions.restart(start.next_offset, start.epoch)
-            self.log_offset = start.log_offset
+            if self.versions is None:
+                self._machine = PartitionReader(self.id.partition, start)
+                self.log_offset = start.log_offset
+            else:
+                self.versions.drop_below(start.next_offset)
             self.rows_taken = self.bytes_taken = 0
             self._close_source()
             self.watermark = msgspec.structs.replace(
@@ -244,6 +228,11 @@ class Partition:
         if not self.behind:
             self.progress.reached(self.tail.snapshot.next_offset)
         self._tell_epoch()
+
+    @property
+    def position(self) -> Position:
+        """Just after the last epoch that is closed here: everything up to there is applied while nobody holds `lock`."""
+        return self._machine.position
 
     @property
     def epoch_state(self) -> EpochState | None:
