@@ -230,11 +230,6 @@ class Partition:
         self._tell_epoch()
 
     @property
-    def position(self) -> Position:
-        """Just after the last epoch that is closed here: everything up to there is applied while nobody holds `lock`."""
-        return self._machine.position
-
-    @property
     def epoch_state(self) -> EpochState | None:
         """What may be asked of this partition as of an epoch; None: nothing (now)."""
         if self.versions is None or self.behind:
