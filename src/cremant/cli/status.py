@@ -50,6 +50,7 @@ def print_status(document: dict[str, Any]) -> None:
         out.print("no tables")
         return
     print_tables(document["tables"])
+    print_upsert(document["tables"])
     for table in document["tables"]:
         for problem in problems(table):
             out.print(f"[red]{escape(table['name'])}: {escape(problem)}[/]", soft_wrap=True)
@@ -75,6 +76,27 @@ def print_tables(found: list[dict[str, Any]]) -> None:
     out.print(tables)
 
 
+def print_upsert(found: list[dict[str, Any]]) -> None:
+    """Upsert tables have a line of their own."""
+    tables = Table(
+        "upsert table", "keys", "superseded", "tombstones", "low-water mark", "answers from", box=None,
+        header_style="bold", pad_edge=False,
+    )  # fmt: skip
+    for table in found:
+        upsert = table.get("upsert")
+        if upsert is not None:
+            numbers = [upsert[key] for key in ("keys", "superseded", "tombstones")]
+            epochs = [upsert[key] for key in ("lowWaterMark", "horizon")]
+            tables.add_row(
+                escape(table["name"]),
+                *("-" if number is None else f"{number:,}" for number in numbers),
+                *("-" if epoch is None else str(epoch) for epoch in epochs),
+            )
+    if tables.row_count:
+        out.print()
+        out.print(tables)
+
+
 def tell_lag(table: dict[str, Any]) -> str:
     return "-" if table["lagRows"] is None else f"{table['lagRows']:,} rows"
 
@@ -85,6 +107,8 @@ def problems(table: dict[str, Any]) -> list[str]:
     report = table["pipeline"]["report"] or {}
     if report.get("error"):
         found.append(f"pipeline: {report['error']}")
+    if report.get("rebuilding"):
+        found.append("the keys are being rebuilt: nothing is ingested until that is done, queries go on")
     if report.get("rejectedTotal"):
         found.append(f"{report['rejectedTotal']:,} records rejected")
     if missing := table["segments"]["withoutReplica"]:

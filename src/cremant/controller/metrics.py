@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -13,6 +14,8 @@ from cremant.completion.copies import Totals, totals
 from cremant.controller.core import Controller
 from cremant.controller.objects import Looked
 from cremant.controller.repair import RepairReport
+from cremant.controller.upsert_state import upsert_state
+from cremant.model.cluster import TableView
 
 
 class ControllerCollector(Collector):
@@ -28,6 +31,7 @@ class ControllerCollector(Collector):
             }
             paused = sum(record.paused for record in catalog.tables.values())
             policies = {name: self._controller.policy(record) for name, record in catalog.tables.items()}
+            keyed = [name for name, record in sorted(catalog.tables.items()) if record.config.upsert is not None]
             tables, drops = len(catalog.tables), len(catalog.being_removed())
         yield _gauge("cremant_tables", "Tables.", tables)
         yield _gauge("cremant_tables_paused", "Tables whose consumption is paused.", paused)
@@ -43,9 +47,38 @@ class ControllerCollector(Collector):
             for status, count in sorted(Counter(str(segment.status) for segment in found).items()):
                 states.add_metric([table, status], count)
         yield states
+        yield from _upsert({name: view for name in keyed if (view := self._controller.view.table(name)) is not None})
         yield from _repair(self._controller.repair.report)
         yield from _objects(self._controller.objects.looked)
         yield from _copies({table: totals(found, policies[table]) for table, found in sorted(segments.items())})
+
+
+def _upsert(tables: dict[str, TableView]) -> Iterable[Metric]:
+    """What nobody knows is left out."""
+    states = {name: upsert_state(table) for name, table in tables.items()}
+    families: list[tuple[str, str, Callable[[dict[str, Any]], Any]]] = [
+        ("cremant_upsert_epoch", "Last closed epoch that a server has applied.", lambda state: state["epoch"]),
+        (
+            "cremant_upsert_low_water_mark",
+            "Least epoch that every server of the table has applied.",
+            lambda state: state["lowWaterMark"],
+        ),
+        ("cremant_upsert_keys", "Keys with a visible row.", lambda state: state["keys"]),
+        ("cremant_upsert_superseded_rows", "Rows that newer ones of their keys replaced.",
+         lambda state: state["superseded"]),
+        ("cremant_upsert_tombstones", "Deleted keys that are remembered.", lambda state: state["tombstones"]),
+        ("cremant_upsert_version_bytes", "What one copy of the table spends on versions.",
+         lambda state: state["sizeBytes"]),
+        ("cremant_coordinator_keys", "Keys in the coordinator's state.", lambda state: state["coordinator"]["keys"]),
+        ("cremant_coordinator_state_bytes", "Size of the coordinator's state on disk.",
+         lambda state: state["coordinator"]["stateBytes"]),
+    ]  # fmt: skip
+    for name, doc, value in families:
+        family = GaugeMetricFamily(name, doc, labels=["table"])
+        for table, state in states.items():
+            if (number := value(state)) is not None:
+                family.add_metric([table], number)
+        yield family
 
 
 def _repair(report: RepairReport) -> Iterable[Metric]:

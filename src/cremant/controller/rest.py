@@ -18,6 +18,7 @@ from cremant.controller.rest_segments import SegmentRest
 from cremant.controller.rest_story import StoryRest
 from cremant.controller.rest_tables import TableRest
 from cremant.controller.rest_topics import TopicRest
+from cremant.controller.rest_upsert import UpsertRest
 
 
 def routes(controller: Controller, authorities: ssl.SSLContext | None = None) -> list[BaseRoute]:
@@ -33,4 +34,5 @@ def routes(controller: Controller, authorities: ssl.SSLContext | None = None) ->
         *JobRest(controller).routes(),
         *TableRest(controller).routes(),
         *TopicRest(controller).routes(),
+        *UpsertRest(controller).routes(),
     ]

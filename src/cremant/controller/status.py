@@ -10,6 +10,7 @@ import cremant
 from cremant.completion.copies import Safety, safety_of, totals
 from cremant.controller.core import Controller
 from cremant.controller.streams import Round
+from cremant.controller.upsert_state import upsert_summary
 from cremant.model.cluster import TableRecord, TableView, as_json
 from cremant.model.errors import CremantError
 from cremant.model.limits import STREAM_LOOK_MS
@@ -59,6 +60,7 @@ def _table(controller: Controller, table: TableView, streams: Round) -> dict[str
         "rows": sum(segment.rows for segment in table.segments) + sum(p["consumingRows"] for p in partitions),
         "segments": _segments(controller, table),
         "pipeline": _pipeline(table),
+        "upsert": upsert_summary(table),
         "partitions": partitions,
     }
 

@@ -99,6 +99,13 @@ class ViewBoard:
                 tables={name: self._table(name, reports.get(name, {})) for name in sorted(self._catalog.tables)},
             )
 
+    def table(self, name: str) -> TableView | None:
+        """One table as it is now."""
+        with self._catalog.lock:
+            if name not in self._catalog.tables:
+                return None
+            return self._table(name, self._instances.reports_by_table().get(name, {}))
+
     def _table(self, name: str, reports: Mapping[str, InstanceReport]) -> TableView:
         catalog = self._catalog
         record = catalog.tables[name]

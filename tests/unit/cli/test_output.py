@@ -186,6 +186,23 @@ def test_a_table_in_trouble_says_what_is_wrong(capsys: pytest.CaptureFixture[str
         assert word in printed
 
 
+def test_upsert_tables_have_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    table = {
+        "name": "accounts", "state": "running", "rows": 1_500, "epoch": 41, "lagRows": 0, "partitions": [],
+        "segments": {"online": 1, "done": 1, "withoutReplica": [], "withoutCopy": 0, "singleCopy": 0, "lost": [],
+                     "uploadBacklog": 0, "uploadError": None},
+        "pipeline": {"report": {"rebuilding": True}},
+        "upsert": {"keys": 1_234, "superseded": 266, "tombstones": None, "lowWaterMark": 40, "horizon": 7},
+    }  # fmt: skip
+    append = table | {"name": "clicks", "upsert": None, "pipeline": {"report": None}}
+    print_status({"instances": [], "tables": [table, append]})
+    lines = capsys.readouterr().out.splitlines()
+    [at] = [number for number, line in enumerate(lines) if "low-water mark" in line]
+    assert lines[at + 1].split() == ["accounts", "1,234", "266", "-", "40", "7"]
+    assert not any("clicks" in line for line in lines[at:])
+    assert any("accounts: the keys are being rebuilt" in line for line in lines)
+
+
 def test_a_story_is_told_line_by_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     event = {
         "at": "2026-01-01T00:00:00.000Z", "instance": "Server_a_1", "event": "segment built", "rows": 7,
