@@ -35,10 +35,10 @@ class Stream(Protocol):
 
 
 class LogStream:
-    """The embedded log of this machine, directly."""
+    """The embedded log of this machine, directly. Files are rolled by who writes them: `segment_bytes`, if given."""
 
-    def __init__(self, log_dir: Path) -> None:
-        self._log = EmbeddedLog(log_dir)
+    def __init__(self, log_dir: Path, segment_bytes: int | None = None) -> None:
+        self._log = EmbeddedLog(log_dir, **({} if segment_bytes is None else {"segment_bytes": segment_bytes}))
 
     def create(self, topic: str, partitions: int) -> None:
         self._log.create_topic(topic, partitions)
@@ -160,10 +160,13 @@ class Context:
         controller: str | None = None,
         broker: str | None = None,
         minutes: float = 0.0,
+        only: str = "",
     ) -> None:
         self.quick = quick
         self.log = log
         self.minutes = minutes
+        #: The part of a benchmark to run; empty = all of it.
+        self.only = only
         self._kafka = kafka
         self._controller = controller
         self._broker = broker

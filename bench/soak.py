@@ -5,6 +5,9 @@ few seconds the anonymous memory, open files and threads of every process, and t
 Growth is judged by the Theil-Sen slope (the median of the slopes of all pairs of samples: a spike moves it little) over
 what comes after the warm-up. A server's tail is a sawtooth; segments are small enough for many teeth.
 
+Files are judged at rest: how much log lies about under load says how late the rounds of trimming and retention are,
+which a busy machine delays. Once the load has ended they must catch up, whatever was delayed.
+
 The JVM is reported, not judged: its heap grows to its limit by design.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -22,7 +25,7 @@ from typing import Any, NamedTuple
 import httpx
 
 from bench.cluster import ClusterError, LocalCluster, Rest, descendants
-from bench.context import Context, Driven, Stream, table_config
+from bench.context import Context, Driven, LogStream, Stream, table_config
 from bench.dataset import SCHEMA, rows_of
 
 PARTITIONS = 2
@@ -31,9 +34,19 @@ FLUSH_ROWS = 12_000
 SAMPLE_EVERY_S = 2.0
 #: Share of the run that counts as warm-up.
 WARM_SHARE = 0.4
+#: What may be left once nothing is written any more: of each partition the epoch log from the newest sealed segment on
+#: (two segments, 4 MB at most) and the active file of its stream (1 MB). A minute of load makes about 30 MB of log.
+RESTING_LOG_BYTES = 24_000_000
+#: Segments are past their retention when they are sealed, so none stays for long; each has a replica's worth of files.
+RESTING_SEALED_FILES = 4
+#: Trimming and retention run once a minute each, one behind the other; a busy machine may take several times that.
+REST_DEADLINE_S = 420.0
 _BATCHES_PER_S = 20
+#: What looking at a process says that ends meanwhile; one that is not yet waited for has no memory any more.
+_GONE = (OSError, ValueError, KeyError)
 #: Log files small and short-lived, so that retention has work within minutes.
-OPTIONS = ("--set", "log_segment_bytes=1000000", "--set", "log_retention_ms=60000")
+SEGMENT_BYTES = 1_000_000
+OPTIONS = ("--set", f"log_segment_bytes={SEGMENT_BYTES}", "--set", "log_retention_ms=60000")
 QUERIES = (
     "SELECT COUNT(*), SUM(amount) FROM bench",
     "SELECT country, COUNT(*), SUM(amount) FROM bench GROUP BY country ORDER BY country LIMIT 100",
@@ -59,12 +72,26 @@ class Sample(NamedTuple):
     role_files: int
 
 
+class Leftover(NamedTuple):
+    """What lies about `after_s` the last row was written."""
+
+    after_s: float
+    log_bytes: int
+    sealed_files: int
+
+    @property
+    def is_small(self) -> bool:
+        return self.log_bytes <= RESTING_LOG_BYTES and self.sealed_files <= RESTING_SEALED_FILES
+
+
 class Soak(NamedTuple):
     samples: list[Sample]
     queries: int
     failed: list[str]
     restarted: list[str]
     rows: int
+    #: Files once the load had ended and what was due had been deleted, or at the deadline.
+    rest: Leftover
 
     def warm(self) -> list[Sample]:
         return self.samples[int(len(self.samples) * WARM_SHARE) :]
@@ -93,7 +120,7 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
     with context.cluster(servers=2, options=OPTIONS) as driven:
         if driven.local is None:
             raise ClusterError("soak looks into processes: leave --controller and --broker away")
-        soak = run_soak(context, driven.local, driven.stream, minutes * 60)
+        soak = run_soak(context, driven.local, _small_files(driven), minutes * 60)
     metrics: dict[str, Any] = {"queries": soak.queries, "failed": len(soak.failed), "rows": soak.rows}
     for role in soak.roles():
         metrics[f"{role}_mib"] = soak.median(role, "rss_anon_kib") / 1024
@@ -101,7 +128,16 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
         metrics[f"{role}_files_per_hour"] = soak.slope_per_hour(role, "files")
         metrics[f"{role}_threads_per_hour"] = soak.slope_per_hour(role, "threads")
     metrics["log_mib_max"] = max(sample.log_bytes for sample in soak.samples) / 2**20
+    metrics["log_mib_at_rest"] = soak.rest.log_bytes / 2**20
+    metrics["at_rest_s"] = soak.rest.after_s
     return {"minutes": minutes, "rate_per_s": RATE_PER_S, "partitions": PARTITIONS}, metrics
+
+
+def _small_files(driven: Driven) -> Stream:
+    """The embedded log is written by us, so its files are rolled by us."""
+    if driven.local is None or not isinstance(driven.stream, LogStream):
+        return driven.stream
+    return LogStream(Path(driven.local.ready["logDir"]), SEGMENT_BYTES)
 
 
 def run_soak(context: Context, local: LocalCluster, stream: Stream, seconds: float) -> Soak:
@@ -135,8 +171,34 @@ def run_soak(context: Context, local: LocalCluster, stream: Stream, seconds: flo
     stop.set()
     for thread in threads:
         thread.join(60)
+    context.show("the load has ended; what is due is deleted")
+    rest = wait_for_rest(lambda: files_of(local.data_dir), REST_DEADLINE_S)
     restarted = [name for name, pid in local.pids().items() if before[name] != pid]
-    return Soak(samples, counted[0], failed, restarted, sent[0])
+    return Soak(samples, counted[0], failed, restarted, sent[0], rest)
+
+
+def wait_for_rest(
+    look: Callable[[], tuple[int, int]],
+    deadline_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], object] = time.sleep,
+) -> Leftover:
+    """Looks (`log_bytes`, `sealed_files`) until little is left or the deadline passes."""
+    started = clock()
+    while True:
+        left = Leftover(clock() - started, *look())
+        if left.is_small or left.after_s >= deadline_s:
+            return left
+        sleep(SAMPLE_EVERY_S)
+
+
+def files_of(data: Path) -> tuple[int, int]:
+    """Bytes of all logs, and sealed segments in the deep store."""
+    return (
+        sum(size for _, size in _files(data / "log")),
+        sum(1 for name, _ in _files(data / "store") if name.endswith(".parquet")),
+    )
 
 
 def _wait_for_rows(rest: Rest, stream: Stream, topic: str, sent: list[int]) -> None:
@@ -173,19 +235,21 @@ def _ask(rest: Rest, number: int, stop: threading.Event, counted: list[int], fai
 def take_sample(local: LocalCluster, at_s: float) -> Sample:
     roles: dict[str, Process] = {}
     for name, pid in local.pids().items():
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(*_GONE):
             roles[name] = _look(name, pid)
-            if name == "pipeline":
-                for child, part in _parts_of_pipeline(pid):
+        if name == "pipeline":
+            for child, part in _parts_of_pipeline(pid):
+                with contextlib.suppress(*_GONE):
                     found = _look(part, child)
                     old = roles.get(part)
                     roles[part] = found if old is None else _sum(old, found)
     data = local.data_dir
+    log_bytes, sealed_files = files_of(data)
     return Sample(
         at_s=at_s,
         roles=roles,
-        log_bytes=sum(size for _, size in _files(data / "log")),
-        sealed_files=sum(1 for name, _ in _files(data / "store") if name.endswith(".parquet")),
+        log_bytes=log_bytes,
+        sealed_files=sealed_files,
         role_files=sum(1 for part in ("controller", "broker", "pipeline") for _ in _files(data / part)),
     )
 

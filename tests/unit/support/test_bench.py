@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from bench import commit, everything
+from bench.soak import RESTING_LOG_BYTES, wait_for_rest
 from bench.watch import Series, first_seen, gaps_ms
 
 ARGUMENTS = argparse.Namespace(quick=True, json=None, log="embedded", controller=None, broker=None, kafka=None)
@@ -81,3 +82,18 @@ def test_gaps_with_commits_stand_beside_those_without() -> None:
     row = commit.table(metrics, ["small"]).splitlines()[2]
     assert row.startswith("| small, healthy | 1.5 s | 1 | ")
     assert row.endswith("| 30 / 20 ms | 1.50, 1.50 |")
+
+
+def test_files_are_judged_when_the_load_has_ended_and_what_is_due_is_gone() -> None:
+    looks = iter([(10 * RESTING_LOG_BYTES, 0), (RESTING_LOG_BYTES, 9), (RESTING_LOG_BYTES, 0)])
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    rest = wait_for_rest(lambda: next(looks), 60.0, clock=lambda: now[0], sleep=sleep)
+    assert rest.is_small
+    assert rest.after_s == now[0] > 0
+    leak = wait_for_rest(lambda: (RESTING_LOG_BYTES + 1, 0), 60.0, clock=lambda: now[0], sleep=sleep)
+    assert not leak.is_small
+    assert leak.after_s >= 60
