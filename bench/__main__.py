@@ -27,6 +27,7 @@ BENCHMARKS = {
     "sim": "seeds and steps per second of the simulated world",
     "soak": "memory, files and threads of every role under a steady load (--minutes)",
     "start": "seconds from the start of a cluster to the first answer, and of a restart",
+    "upsert": "what keys cost: rows per second, freshness, queries, bytes, restart (--only PART)",
     "all": "freshness, ingest, query and start, one after the other, and a table of their figures",
 }
 
@@ -48,7 +49,7 @@ def main() -> int:
     log = "kafka" if arguments.kafka else arguments.log
     context = Context(
         quick=arguments.quick, log=log, kafka=arguments.kafka, controller=arguments.controller, broker=arguments.broker,
-        minutes=arguments.minutes,
+        minutes=arguments.minutes, only=arguments.only,
     )  # fmt: skip
     print(f"bench {arguments.name}, {log} log: {BENCHMARKS[arguments.name]}", file=sys.stderr)
     machine = describe_machine()
@@ -78,6 +79,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--broker", metavar="URL")
     parser.add_argument("--kafka", metavar="HOST:PORT", help="rows go to this Kafka, instead of one of our own")
     parser.add_argument("--minutes", type=float, default=0.0, help="of soak (60; 5 with --quick), of outage (10; 1)")
+    parser.add_argument("--only", default="", metavar="PART", help="of upsert: this part alone (bench/upsert.py)")
     return parser.parse_args()
 
 

@@ -7,6 +7,7 @@ scattered order; quantity 0..99; amount with two decimals.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,12 @@ def fill(stream: Stream, topic: str, partitions: int, rows: int) -> None:
     stream.flush()
 
 
-def rows_of(first: int, size: int, *, users: int = 100_000, dice: np.random.Generator | None = None) -> list[bytes]:
-    """Rows `first` and following as JSON; what is random comes from `dice`, or from the number of the first row."""
+def rows_of(
+    first: int, size: int, *, users: int = 100_000, dice: np.random.Generator | None = None,
+    ids: Sequence[int] | None = None,
+) -> list[bytes]:  # fmt: skip
+    """Rows `first` and following as JSON; what is random comes from `dice`, or from the number of the first row.
+    `ids`: instead of their numbers."""
     dice = dice or np.random.default_rng(first)
     country = (dice.random(size) ** 2 * 20).astype(int).tolist()
     city = (dice.random(size) ** 2 * 1_000).astype(int).tolist()
@@ -59,8 +64,8 @@ def rows_of(first: int, size: int, *, users: int = 100_000, dice: np.random.Gene
         b'{"id":%d,"country":"country-%02d","city":"city-%03d","device":"%s","userId":%d,"quantity":%d,'
         b'"amount":%d.%02d,"ts":%d}'
         % (
-            n, country[i], city[i], _DEVICES[n % 7 % 5], user[i], n * 31 % 100, cents[i] // 100, cents[i] % 100,
-            START_MS + 10 * n,
+            n if ids is None else ids[i], country[i], city[i], _DEVICES[n % 7 % 5], user[i], n * 31 % 100,
+            cents[i] // 100, cents[i] % 100, START_MS + 10 * n,
         )
         for i, n in enumerate(range(first, first + size))
     ]  # fmt: skip

@@ -18,7 +18,7 @@ from bench.cluster import LocalCluster, command
 
 
 @contextlib.contextmanager
-def second_pipeline(cluster: LocalCluster, directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+def second_pipeline(cluster: LocalCluster, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
     """Another pipeline process on the same log, with a disk of its own: what an operator starts on a second machine."""
     directory.mkdir(parents=True)
     with (directory / "log.jsonl").open("wb") as log:
@@ -26,7 +26,7 @@ def second_pipeline(cluster: LocalCluster, directory: Path) -> Iterator[subproce
             command(
                 "start", "pipeline", "--data-dir", str(directory), "--port", "0",
                 "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
-                "--store-uri", str(cluster.data_dir / "store"),
+                "--store-uri", str(cluster.data_dir / "store"), *options,
             ),
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip

@@ -121,6 +121,11 @@ class UpsertChecker:
         self.findings.met = self._table.met
         return self.findings
 
+    def table_at(self, mark: Mark) -> Table:
+        """The model at a mark that is not below any that was judged; once stopped."""
+        self._advance(mark)
+        return self._table
+
     # --- asking ---
 
     def _ask(self, seed: int) -> None:
