@@ -64,7 +64,9 @@ class EpochBoard:
                 waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
 
     def _is_due(self, waiter: _Waiter, changed: _Key) -> bool:
-        return waiter.key is None or (waiter.key == changed and self._has_closed(waiter.key, waiter.epoch))
+        if waiter.key is None:
+            return True
+        return waiter.key == changed and (changed not in self._states or self._has_closed(changed, waiter.epoch))
 
     def _has_closed(self, key: _Key, epoch: int) -> bool:
         state = self._states.get(key)
@@ -78,24 +80,21 @@ class EpochBoard:
             return {partition: state for (name, partition), state in self._states.items() if name == incarnation}
 
     async def wait(self, incarnation: str, partition: int, epoch: int, timeout_s: float) -> bool:
-        """True once `epoch` is closed there; False at the timeout."""
+        """True once `epoch` is closed there; False at the timeout, or when the partition is not served any more."""
         key = (incarnation, partition)
         if self._has_closed(key, epoch):
             return True
         deadline_s = time.monotonic() + timeout_s
         while not self._has_closed(key, epoch):
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or not await self._woken(key, epoch, left_s):
+            if left_s <= 0 or not await self._woken(key, epoch, left_s) or self._states.get(key) is None:
                 return self._has_closed(key, epoch)
         return True
 
-    async def poll(self, since: int, nonce: str, timeout_s: float) -> EpochsReply | None:
-        """All that is closed, as soon as it differs from what version `since` of process `nonce` said; None if it does
-        not in time."""
-        if nonce == self.nonce and since == self._version:
-            await self._woken(None, since, timeout_s)
-            if since == self._version:
-                return None
+    async def poll(self, since: int, nonce: str, timeout_s: float) -> EpochsReply:
+        """All that is closed, as soon as it differs from what version `since` of process `nonce` said, or when the time
+        is over."""
+        if nonce == self.nonce and since == self._version and await self._woken(None, since, timeout_s):
             await asyncio.sleep(SETTLE_S)
         with self._guard:
             epochs: dict[str, dict[str, EpochState]] = {}

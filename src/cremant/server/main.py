@@ -14,6 +14,7 @@ from cremant.log.open import open_logs
 from cremant.model.cluster import Role
 from cremant.model.names import instance_id
 from cremant.model.settings import Settings
+from cremant.server.epochs import EpochBoard
 from cremant.server.fetching import SegmentFetcher
 from cremant.server.files import ServerFiles
 from cremant.server.hosting import Hosting
@@ -22,6 +23,7 @@ from cremant.server.peers import PeerService
 from cremant.server.query import QueryService
 from cremant.server.reconsume import Reconsumer
 from cremant.server.rest import routes
+from cremant.server.rest_epochs import epoch_routes
 from cremant.server.rest_repair import repair_routes, story_routes
 from cremant.server.sealing import Sealer
 from cremant.server.uploads import Uploads
@@ -50,6 +52,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     journal = keep_journal(settings.data_dir, "server", name or instance_id("server", settings.host, own_port))
     logs = open_logs(settings)
     engine = Engine(threads=settings.query_threads, memory_bytes=settings.query_memory_bytes)
+    board = EpochBoard()
     hosting = Hosting(files, logs.epoch)
     member = Member(
         Role.SERVER, settings.data_dir, settings.host, own_port, settings.controller_url, hosting.report,
@@ -64,12 +67,13 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     uploads = Uploads(hosting.tables, files, store, member, has_store=has_store(settings))
     sealer = Sealer(hosting.tables, files, member, fetcher, uploads, fsync=fsync)
     peers = PeerService(hosting, bytes_per_s=settings.peer_bytes_per_s)
-    queries = QueryService(hosting.tables, engine)
+    queries = QueryService(hosting.tables, engine, board)
     queries.instance = member.id
     registry = CollectorRegistry()
     queries.on_answer = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads).query_answered
     all_routes = [
         *routes(hosting, queries, member),
+        *epoch_routes(board, member),
         *peers.routes(),
         *repair_routes(hosting, uploads),
         *story_routes(journal),

@@ -7,6 +7,7 @@ Rules:
   counts from arrival.
 - A query that must see certain rows (`not_before`) waits for them before it takes a slot, and not to the end of its
   budget: without them there must be time to say so, and to bring what is there.
+- So does one whose cut is not closed here yet. An upsert table never answers without a cut: it would show all versions.
 - So does one with columns that only the broker has heard of, for a moment: the new schema is on its way.
 - The answer covers exactly what `resolve` found; what it did not find is named, never guessed.
 - A cancelled query is answered at once and its work ends between two batches; its slot is free when its thread is.
@@ -43,6 +44,7 @@ from cremant.model.limits import (
 from cremant.model.names import IS_NULL_PREFIX
 from cremant.model.query_codes import QueryCode
 from cremant.segment.rows import compacted, unpacked_bytes
+from cremant.server.epochs import EpochBoard
 from cremant.server.pool import DaemonPool
 from cremant.server.scan import Scan, plan_scan
 from cremant.server.table import HostedTable, Resolved
@@ -88,10 +90,12 @@ class _Prepared:
 
 
 class QueryService:
-    """Answers server queries over `tables` (shared with the host). `instance` is set once known."""
+    """Answers server queries over `tables` (shared with the host). `instance` is set once known; `board` says which
+    epochs are closed."""
 
-    def __init__(self, tables: Mapping[str, HostedTable], engine: Engine) -> None:
+    def __init__(self, tables: Mapping[str, HostedTable], engine: Engine, board: EpochBoard | None = None) -> None:
         self.instance = ""
+        self.board = board or EpochBoard()
         self._tables = tables
         self._engine = engine
         self._pool = DaemonPool(QUERIES_RUNNING_MAX + QUERIES_SHORT_MAX, "query")
@@ -161,6 +165,7 @@ class QueryService:
         began_s = time.monotonic()
         await self._schema_arrived(query, work.stop.deadline_s)
         await self._rows_arrived(query, work.stop.deadline_s)
+        await self._cut_arrived(query, work.stop.deadline_s)
         with self._turns.place():
             await _acquire(self._short, work.stop.deadline_s)
         work.wait_ms = (time.monotonic() - began_s) * 1000
@@ -210,13 +215,34 @@ class QueryService:
                 with self._arrivals.place():
                     await partition.progress.wait(tail.not_before, max(0.0, give_up_s - time.monotonic()))
 
+    async def _cut_arrived(self, query: ServerQuery, deadline_s: float) -> None:
+        """Returns when all that is asked for is closed up to the cut, or cannot be in time: `resolve` says what."""
+        table = self._tables.get(query.table)
+        if query.cut is None or table is None:
+            return
+        give_up_s = _latest_wait_s(query, deadline_s)
+        partitions = {tail.partition for tail in query.tails}
+        hosted = (table.segments.get(name) for name in query.segments)
+        partitions.update(one.metadata.partition for one in hosted if one is not None)
+        for partition in sorted(partitions):
+            state = self.board.state(query.incarnation, partition)
+            if state is None or state.closed >= query.cut.epoch:
+                continue
+            with self._arrivals.place():
+                left_s = max(0.0, give_up_s - time.monotonic())
+                await self.board.wait(query.incarnation, partition, query.cut.epoch, left_s)
+
     def _prepare(self, query: ServerQuery, stop: Stop) -> _Answer | _Prepared:
         """The answer, if finding it is little work."""
         table = self._tables.get(query.table)
         if table is None or table.record.incarnation != query.incarnation:
             text = f"table {query.table} (incarnation {query.incarnation}) is not on this server"
             return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
-        found = table.resolve(query.segments, query.tails)
+        if (query.cut is None) != (table.record.config.upsert is None):
+            kind = "an upsert table" if query.cut is None else "an append table"
+            text = f"table {query.table} is {kind} here, the query is not of such a table (yet)"
+            return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
+        found = table.resolve(query.segments, query.tails, query.cut)
         unknown = _unknown(query.columns, found.alignment.schema)
         if unknown:  # the broker has heard of a change of the schema first: another server may have, too
             text = f"the schema of table {query.table} has no {', '.join(unknown)} on this server yet"
@@ -247,6 +273,8 @@ class QueryService:
             ),
             missing_segments=tuple(found.missing),
             behind_partitions=tuple(found.behind),
+            refused_partitions=tuple(found.refused),
+            horizon=found.horizon,
             docs_total=scan.docs_total,
             docs_scanned=matched,
             entries_scanned_in_filter=result.stats.rows_scanned if query.prune else 0,

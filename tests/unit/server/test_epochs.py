@@ -71,17 +71,28 @@ def test_a_poll_is_answered_by_a_change_and_by_a_restart() -> None:
 
     async def run() -> None:
         first = await board.poll(0, "", 5.0)
-        assert first is not None
         assert first.epochs == {}
-        assert await board.poll(first.version, first.nonce, 0.01) is None
+        assert await board.poll(first.version, first.nonce, 0.01) == first
         asyncio.get_running_loop().call_later(0.02, board.tell, "i", 0, closed(3))
         asyncio.get_running_loop().call_later(0.021, board.tell, "i", 1, closed(3))
         began_s = time.monotonic()
         second = await board.poll(first.version, first.nonce, 5.0)
-        assert second is not None
         assert time.monotonic() - began_s < 1.0
         assert second.epochs == {"i": {"0": closed(3), "1": closed(3)}}
         assert await board.poll(second.version, "of an earlier process", 5.0) == second
+
+    asyncio.run(run())
+
+
+def test_nobody_waits_for_a_partition_that_is_not_served_any_more() -> None:
+    board = EpochBoard()
+    board.tell("i", 0, closed(3))
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(0.02, board.tell, "i", 0, None)
+        began_s = time.monotonic()
+        assert not await board.wait("i", 0, 4, 30.0)
+        assert time.monotonic() - began_s < 5.0
 
     asyncio.run(run())
 
