@@ -4,9 +4,7 @@
 Rules:
 
 - Reconciling is idempotent and needs no memory: the view says everything, the directory has the rest.
-- Local files are trusted after a look at marker and sizes; a background thread reads them in full once per process and
-  has damaged ones fetched again. It also builds indexes, one at a time: damaged ones, and those of which the table's
-  config wants others now. Meanwhile queries go on with what there was.
+- Local files are trusted after a look at marker and sizes; a background thread reads them in full (verifying.py).
 - A table that the view does not have (or has under another incarnation) is let go at once: nothing is consumed or
   served any more. Its bytes go when its epoch log is gone, too (second evidence that it was dropped), or after a grace.
 - Segments and tails that left the view are served for a grace in which queries and late views may still name them. A
@@ -17,12 +15,11 @@ Rules:
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import logging
 import threading
 import time
 from collections.abc import Collection
+from functools import partial
 
 from cremant.completion.copies import is_last_copy
 from cremant.log.api import Log
@@ -31,13 +28,15 @@ from cremant.model.errors import Corrupt, NotFound, PeerError
 from cremant.model.names import SegmentName, epoch_topic
 from cremant.model.segments import SegmentMetadata
 from cremant.segment.build import newest
-from cremant.segment.reader import SealedSegment, open_segment, reindexed, verify, verify_index
+from cremant.segment.reader import open_segment
 from cremant.segment.tail import SpillQuota
 from cremant.server.consuming import Consumer
+from cremant.server.epochs import EpochBoard
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition, PartitionId, PartitionState
 from cremant.server.reports import report_of
 from cremant.server.table import HostedSegment, HostedTable
+from cremant.server.verifying import Verifier
 from cremant.shell.logs import cause, log_event, log_failure
 
 _log = logging.getLogger(__name__)
@@ -52,9 +51,14 @@ TABLE_GRACE_S = 60.0
 class Hosting:
     """Holds the tables of one server. `instance` is known once the server is a member."""
 
-    def __init__(self, files: ServerFiles, log: Log, *, quota: SpillQuota | None = None) -> None:
+    def __init__(
+        self, files: ServerFiles, log: Log, *, quota: SpillQuota | None = None, board: EpochBoard | None = None,
+        fsync: bool = False,
+    ) -> None:  # fmt: skip
         self.instance = ""
         self.tables: dict[str, HostedTable] = {}
+        #: Closed epochs of the upsert tables here.
+        self.board = board or EpochBoard()
         self.reconciled = False
         self._files = files
         self._log = log
@@ -64,9 +68,10 @@ class Hosting:
         self._abandoned_since_s: dict[tuple[str, str], float] = {}
         self._poked = threading.Event()
         self._stopping = threading.Event()
+        self.verifier = Verifier(self.tables, files, self._stopping)
         self._threads = [
             threading.Thread(target=self._reconcile_forever, name="reconcile", daemon=True),
-            threading.Thread(target=self._verify_forever, name="verify", daemon=True),
+            self.verifier.thread(),
         ]
 
     def start(self, instance: str) -> None:
@@ -199,8 +204,11 @@ class Hosting:
         own = PartitionId(hosted.name, hosted.record.incarnation, number)
         sealed = [segment.max_ingestion_ms for segment in view.segments if segment.partition == number]
         partition = Partition(
-            own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=newest(*sealed)
-        )
+            own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=newest(*sealed),
+            upsert=hosted.record.config.upsert,
+        )  # fmt: skip
+        if partition.versions is not None:
+            partition.on_epoch = partial(self.board.tell, own.incarnation, number)
         with hosted.lock:
             hosted.partitions[number] = partition
         log_event(_log, "partition starts", partition=str(own), log_offset=start.log_offset, offset=start.next_offset)
@@ -306,84 +314,6 @@ class Hosting:
         except PeerError:
             return False  # a log that does not answer proves nothing
         return False
-
-    # --- verification ---
-
-    def _verify_forever(self) -> None:
-        while not self._stopping.wait(RECONCILE_EVERY_S):
-            for table in list(self.tables.values()):
-                for hosted in list(table.segments.values()):
-                    if self._stopping.is_set():
-                        return
-                    began_s = time.monotonic()
-                    try:
-                        worked = self._look_after(table, hosted)
-                    except Exception:
-                        _log.exception(
-                            "a look at a segment failed", extra={"fields": {"segment": hosted.metadata.name}}
-                        )
-                        continue
-                    if worked:
-                        # Rest as long as it worked: queries need the cores more.
-                        self._stopping.wait(time.monotonic() - began_s)
-
-    @cause()
-    def _look_after(self, table: HostedTable, hosted: HostedSegment) -> bool:
-        """Verifies what was not yet and builds an index that is missing or not what the table wants now. True if there
-        was something to do."""
-        if hosted.sealed is None:
-            return False
-        was_verified = hosted.verified
-        if not was_verified:
-            self._verify(table, hosted)
-        sealed, wanted = hosted.sealed, table.record.config.indexes
-        if sealed is None or (sealed.index is not None and sealed.index.wanted == wanted):
-            return not was_verified
-        if time.monotonic() < hosted.index_retry_at_s:
-            return not was_verified
-        self._reindex(table, hosted, sealed)
-        return True
-
-    def _verify(self, table: HostedTable, hosted: HostedSegment) -> None:
-        sealed = hosted.sealed
-        if sealed is None:
-            return
-        try:
-            verify(sealed)
-            hosted.verified = True
-        except (Corrupt, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-                log_failure(_log, "a local segment cannot be read now", error, segment=hosted.metadata.name)
-                return  # that says nothing of the file
-            log_failure(_log, "a local segment is damaged, it is fetched again", error, segment=hosted.metadata.name)
-            with table.lock:
-                if table.exchange(hosted, sealed, None):
-                    hosted.error = str(error)
-                    self._files.remove(sealed.directory)
-            return
-        try:
-            verify_index(sealed)
-        except Corrupt as error:
-            log_failure(_log, "an index is damaged, it is built anew", error, segment=hosted.metadata.name)
-            table.exchange(hosted, sealed, dataclasses.replace(sealed, index=None))
-
-    def _reindex(self, table: HostedTable, hosted: HostedSegment, sealed: SealedSegment) -> None:
-        """Queries go on with the old index, or without, until the new one is there."""
-        name, began_s = hosted.metadata.name, time.monotonic()
-        try:
-            made = reindexed(sealed, table.record.config.indexes)
-        except (Corrupt, OSError) as error:
-            if hosted.sealed is sealed:  # else it was deleted or replaced meanwhile
-                retry_ms = hosted.index_backoff.next_ms()
-                hosted.index_retry_at_s = time.monotonic() + retry_ms / 1000
-                log_failure(_log, "an index could not be built", error, segment=name, retry_ms=retry_ms)
-            return
-        hosted.index_backoff.reset()
-        if table.exchange(hosted, sealed, made):
-            elapsed_ms = round((time.monotonic() - began_s) * 1000)
-            log_event(
-                _log, "index built", segment=name, bytes=made.index.bytes if made.index else 0, elapsed_ms=elapsed_ms
-            )
 
 
 def _outlived(hosted: HostedTable, mine: Collection[int]) -> list[int]:

@@ -53,7 +53,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     logs = open_logs(settings)
     engine = Engine(threads=settings.query_threads, memory_bytes=settings.query_memory_bytes)
     board = EpochBoard()
-    hosting = Hosting(files, logs.epoch)
+    hosting = Hosting(files, logs.epoch, board=board, fsync=settings.log_fsync == "always")
     member = Member(
         Role.SERVER, settings.data_dir, settings.host, own_port, settings.controller_url, hosting.report,
         tls_port=tls.bound.getsockname()[1] if tls is not None else 0,

@@ -25,6 +25,7 @@ from cremant.segment.build import SegmentSpec, build_segment
 from cremant.segment.index import INDEX_FILE
 from cremant.segment.reader import derive, open_segment, reindexed, verify_index
 from cremant.server import hosting as hosting_module
+from cremant.server import verifying
 from cremant.server.files import ServerFiles
 from cremant.server.hosting import Hosting
 from cremant.server.steps import as_committed
@@ -121,7 +122,7 @@ def test_damage_found_by_the_background_check_takes_the_segment_out_of_service(w
     data[len(data) // 3] ^= 0xFF
     (world.directory / "rows.parquet").write_bytes(data)
     table = world.hosting.tables["trips"]
-    world.hosting._verify(table, table.segments[done.name])
+    world.hosting.verifier._verify(table, table.segments[done.name])
     assert states(world)[done.name] is ReplicaState.ERROR
     assert "rows.parquet" in (table.segments[done.name].error or "")
 
@@ -135,11 +136,11 @@ def test_a_segment_that_cannot_be_read_for_want_of_file_handles_is_not_thrown_aw
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patch:
-        patch.setattr(hosting_module, "verify", exhausted)
-        world.hosting._look_after(table, hosted)
+        patch.setattr(verifying, "verify", exhausted)
+        world.hosting.verifier._look_after(table, hosted)
     assert (hosted.sealed is not None, hosted.verified) == (True, False)
     assert (world.directory / "rows.parquet").exists()
-    world.hosting._look_after(table, hosted)
+    world.hosting.verifier._look_after(table, hosted)
     assert hosted.verified
 
 
@@ -153,9 +154,9 @@ def test_a_bug_in_the_look_at_one_segment_does_not_end_the_looks_at_all(
         if trouble:
             raise trouble.pop()
 
-    monkeypatch.setattr(hosting_module, "verify", fails)
-    monkeypatch.setattr(hosting_module, "RECONCILE_EVERY_S", 0.01)
-    thread = threading.Thread(target=world.hosting._verify_forever, daemon=True)
+    monkeypatch.setattr(verifying, "verify", fails)
+    monkeypatch.setattr(verifying, "LOOK_EVERY_S", 0.01)
+    thread = threading.Thread(target=world.hosting.verifier._verify_forever, daemon=True)
     thread.start()
     world.kit.eventually(lambda: hosted.verified)
     world.hosting._stopping.set()
@@ -177,26 +178,26 @@ def test_a_damaged_index_is_built_anew_and_the_segment_stays(world: World) -> No
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     marker = (world.directory / "segment.json").stat()
-    assert world.hosting._look_after(table, hosted)
+    assert world.hosting.verifier._look_after(table, hosted)
     assert hosted.sealed is not None
     assert hosted.sealed.index is not None
     verify_index(hosted.sealed)
     assert path.read_bytes() == whole
     assert (hosted.verified, hosted.error) == (True, None)
     assert (world.directory / "segment.json").stat() == marker
-    assert not world.hosting._look_after(table, hosted)
+    assert not world.hosting.verifier._look_after(table, hosted)
 
 
 def test_other_indexes_of_a_live_table_reach_its_sealed_segments(world: World) -> None:
     table, hosted = _hosted(world)
-    world.hosting._look_after(table, hosted)
+    world.hosting.verifier._look_after(table, hosted)
     wanted = IndexConfig(inverted=("fare",), bloom=("city",))
     part = table.resolve((hosted.metadata.name,), ()).segments[0]
     assert isinstance(part, SegmentPart)
     before = hosted.sealed
     world.hosting.reconcile(world.view(hosted.metadata, indexes=wanted))
     assert hosted.sealed is before
-    assert world.hosting._look_after(table, hosted)
+    assert world.hosting.verifier._look_after(table, hosted)
     assert hosted.sealed is not None
     assert hosted.sealed.index is not None
     assert hosted.sealed.index.wanted == wanted
@@ -204,7 +205,7 @@ def test_other_indexes_of_a_live_table_reach_its_sealed_segments(world: World) -
     assert part.sealed.index is not None  # a query that was on its way keeps what it had
     assert part.sealed.index.wanted == IndexConfig()
     assert sum(batch.num_rows for batch in part.batches(table.alignment)) == 100
-    assert not world.hosting._look_after(table, hosted)
+    assert not world.hosting.verifier._look_after(table, hosted)
     assert open_segment(world.directory, wanted).index is not None
 
 
@@ -212,7 +213,7 @@ def test_an_index_that_cannot_be_written_now_is_tried_again_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, hosted = _hosted(world)
-    world.hosting._look_after(table, hosted)
+    world.hosting.verifier._look_after(table, hosted)
     wanted = IndexConfig(range=("fare",))
     world.hosting.reconcile(world.view(hosted.metadata, indexes=wanted))
 
@@ -221,15 +222,15 @@ def test_an_index_that_cannot_be_written_now_is_tried_again_later(
 
     with monkeypatch.context() as patch:
         patch.setattr("cremant.segment.index.build_index", full)
-        assert world.hosting._look_after(table, hosted)
+        assert world.hosting.verifier._look_after(table, hosted)
     assert hosted.sealed is not None
     assert hosted.sealed.index is not None
     assert hosted.sealed.index.wanted == IndexConfig()
     assert states(world)[hosted.metadata.name] is ReplicaState.ONLINE
     assert hosted.index_retry_at_s > time.monotonic()
-    assert not world.hosting._look_after(table, hosted)
+    assert not world.hosting.verifier._look_after(table, hosted)
     hosted.index_retry_at_s = 0.0
-    assert world.hosting._look_after(table, hosted)
+    assert world.hosting.verifier._look_after(table, hosted)
     assert hosted.sealed.index.wanted == wanted
 
 
@@ -237,7 +238,7 @@ def test_a_segment_that_goes_while_its_index_is_built_does_not_come_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table, hosted = _hosted(world)
-    world.hosting._look_after(table, hosted)
+    world.hosting.verifier._look_after(table, hosted)
     sealed = hosted.sealed
     assert sealed is not None
 
@@ -246,8 +247,8 @@ def test_a_segment_that_goes_while_its_index_is_built_does_not_come_back(
         world.hosting.reconcile(EMPTY)
         return made
 
-    monkeypatch.setattr(hosting_module, "reindexed", gone)
-    world.hosting._reindex(table, hosted, sealed)
+    monkeypatch.setattr(verifying, "reindexed", gone)
+    world.hosting.verifier._reindex(table, hosted, sealed)
     assert hosted.sealed is sealed
     assert table.segments == {}
 
@@ -466,10 +467,10 @@ def test_a_sealed_replica_that_is_reset_is_read_in_full_again(world: World) -> N
     hosted = table.segments[done.name]
     hosted.verified = True
     sealing = table.sealings[done.name] = Sealing(done.name, fetch_after_ms=10**12)
-    assert not world.hosting._look_after(table, hosted)
+    assert not world.hosting.verifier._look_after(table, hosted)
     world.hosting.reset("trips", done.name)
     assert (hosted.verified, sealing.fetch_after_ms) == (False, 0)
-    assert world.hosting._look_after(table, hosted)
+    assert world.hosting.verifier._look_after(table, hosted)
     assert hosted.verified
 
 
@@ -480,7 +481,7 @@ def test_a_copy_counts_once_it_was_read_in_full(world: World) -> None:
     table = world.hosting.tables["trips"]
     (said,) = [one for one in world.hosting.report().segments if one.segment == done.name]
     assert (said.state, said.checksum) == (ReplicaState.ONLINE, None)
-    world.hosting._look_after(table, table.segments[done.name])
+    world.hosting.verifier._look_after(table, table.segments[done.name])
     (said,) = [one for one in world.hosting.report().segments if one.segment == done.name]
     assert (said.state, said.checksum) == (ReplicaState.ONLINE, done.checksum)
 
