@@ -19,7 +19,7 @@ from cremant.model.names import KAFKA_OFFSET
 from cremant.model.schema import DataType, Schema
 from cremant.model.table import CremantConfig, TableConfig, TransformConfig, UpsertTuning
 from cremant.model.table_keys import UPSERT_CHOICES
-from cremant.model.upsert import UpsertConfig
+from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 
 #: Where users find what is meant.
 DOCUMENT = "docs/upsert.md"
@@ -190,6 +190,13 @@ def validate_upsert(config: TableConfig, schema: Schema) -> None:
         return
     problems = [] if semantic is not False else [f"the schema's {SEMANTIC} is append"]
     problems += _key_problems(schema) + _column_problems(config.upsert, schema)
+    stores_nulls = config.null_handling or schema.enable_column_based_null_handling
+    if config.upsert.null_key is NullKeyPolicy.APPEND and not stores_nulls:
+        # Which rows have a null key must be seen in the stored rows: the keys are rebuilt from them.
+        problems.append(
+            "cremant.upsert.nullKey append needs stored nulls (tableIndexConfig.nullHandlingEnabled true, or "
+            "enableColumnBasedNullHandling in the schema)"
+        )
     if problems:
         listed = "; ".join(problems)
         raise InvalidConfig(

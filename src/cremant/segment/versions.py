@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cremant.model.errors import InvariantViolation
 from cremant.model.names import OFFSET, SUB_ROW
@@ -242,13 +243,16 @@ def delta(epoch: int, base: int) -> int:
 
 
 def deleted_rows(batch: pa.RecordBatch, column: str | None) -> Flags | None:
-    """Rows of a batch whose delete column is true; None: none is."""
+    """Rows of a batch whose delete column is true; None: none is. As Pinot reads other types than BOOLEAN: the texts
+    `true`, in any case, and `1`, and numbers whose whole part is 1."""
     index = batch.schema.get_field_index(column) if column is not None else -1
     if index < 0:
         return None
     values = batch.column(index)
-    if not pa.types.is_boolean(values.type):
-        values = values.cast(pa.bool_())
+    if pa.types.is_string(values.type) or pa.types.is_string_view(values.type):
+        values = pc.is_in(pc.utf8_lower(values.cast(pa.string())), pa.array(["true", "1"]))
+    elif not pa.types.is_boolean(values.type):
+        values = pc.equal(pc.trunc(values.cast(pa.float64())), 1.0)
     flags: Flags = values.fill_null(False).to_numpy(zero_copy_only=False)
     return flags if flags.any() else None
 

@@ -40,11 +40,11 @@ def say(cluster: Cluster, server: str, made: TableView, versions: dict[int, Vers
 
 
 def test_a_table_with_keys_is_created_and_echoed(cluster: Cluster) -> None:
-    made = create(cluster, cremant={"upsert": {"nullKey": "append"}})
+    made = create(cluster, cremant={"upsert": {"historyMs": 5000}})
     assert made.record.config.upsert is not None
     assert made.record.config.upsert.comparison_columns == ("ts",)
     shown = cluster.get("/tables/gold")["REALTIME"]
-    assert (shown["upsertConfig"], shown["cremant"]) == (FULL, {"upsert": {"nullKey": "append"}})
+    assert (shown["upsertConfig"], shown["cremant"]) == (FULL, {"upsert": {"historyMs": 5000}})
     cluster.post("/tables/gold", shown, method="PUT")
 
 

@@ -18,6 +18,7 @@ from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 from cremant.model.upsert_json import check_upsert_change, completed_by
 
 FULL = {"mode": "FULL"}
+APPEND = {"upsert": {"nullKey": "append", "historyMs": 9000}}
 
 
 def document(upsert: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -72,7 +73,11 @@ def test_rows_are_compared_by_the_time_column_unless_others_are_named() -> None:
 
 def test_everything_that_is_read_is_read() -> None:
     upsert = {"mode": "FULL", "comparisonColumns": ["version"], "deleteRecordColumn": "gone", "metadataTTL": 3600}
-    config = checked(upsert | {"deletedKeysTTL": "60.5"}, cremant={"upsert": {"nullKey": "append", "historyMs": 5000}})
+    config = checked(
+        upsert | {"deletedKeysTTL": "60.5"},
+        schema(enableColumnBasedNullHandling=True),
+        cremant={"upsert": {"nullKey": "append", "historyMs": 5000}},
+    )
     assert config.upsert == UpsertConfig(
         comparison_columns=("version",), delete_column="gone", ttl=3600.0, deleted_ttl=60.5,
         null_key=NullKeyPolicy.APPEND, history_ms=5000,
@@ -171,6 +176,18 @@ def test_a_schema_that_does_not_fit_is_refused(upsert: dict[str, Any], keys: lis
         checked(upsert, schema(primaryKeyColumns=keys))
 
 
+def test_rows_without_a_key_can_be_kept_where_nulls_are_stored() -> None:
+    with pytest.raises(InvalidConfig, match="nullKey append needs stored nulls"):
+        checked(FULL, cremant=APPEND)
+    of_table = document()["tableIndexConfig"] | {"nullHandlingEnabled": True}
+    for config in (
+        checked(FULL, schema(enableColumnBasedNullHandling=True), cremant=APPEND),
+        checked(FULL, tableIndexConfig=of_table, cremant=APPEND),
+    ):
+        assert config.upsert is not None
+        assert config.upsert.null_key is NullKeyPolicy.APPEND
+
+
 def test_primary_keys_of_every_type_with_one_text_per_value_are_accepted() -> None:
     assert checked(
         FULL, schema(primaryKeyColumns=["UserId", "region", "exact", "raw", "gone", "AccountBalance"])
@@ -260,7 +277,8 @@ def test_a_column_kafka_offset_of_an_upsert_table_is_the_offset() -> None:
 def test_what_decided_which_rows_are_in_force_cannot_change() -> None:
     old, of = checked(FULL | {"deleteRecordColumn": "gone"}), schema()
     fine = FULL | {"deleteRecordColumn": "gone", "metadataTTL": 9, "deletedKeysTTL": 3}
-    check_upsert_change(old, of, checked(fine, cremant={"upsert": {"nullKey": "append", "historyMs": 9000}}), of)
+    tuned = checked(fine, schema(enableColumnBasedNullHandling=True), cremant=APPEND)
+    check_upsert_change(old, of, tuned, of)
     check_upsert_change(checked(None), of, checked(None), schema(primaryKeyColumns=["region"]))
     for new, new_schema, reason in (
         (checked(FULL), of, "deleteRecordColumn cannot change from gone to none"),
