@@ -252,7 +252,7 @@ def deleted_rows(batch: pa.RecordBatch, column: str | None) -> Flags | None:
     if pa.types.is_string(values.type) or pa.types.is_string_view(values.type):
         values = pc.is_in(pc.utf8_lower(values.cast(pa.string())), pa.array(["true", "1"]))
     elif not pa.types.is_boolean(values.type):
-        values = pc.equal(pc.trunc(values.cast(pa.float64())), 1.0)
+        values = pc.equal(pc.trunc(values) if pa.types.is_floating(values.type) else values, 1)
     flags: Flags = values.fill_null(False).to_numpy(zero_copy_only=False)
     return flags if flags.any() else None
 
