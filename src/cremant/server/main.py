@@ -25,8 +25,11 @@ from cremant.server.reconsume import Reconsumer
 from cremant.server.rest import routes
 from cremant.server.rest_epochs import epoch_routes
 from cremant.server.rest_repair import repair_routes, story_routes
+from cremant.server.rest_versions import VersionsService
 from cremant.server.sealing import Sealer
 from cremant.server.uploads import Uploads
+from cremant.server.validity import VersionsKeeper
+from cremant.server.versions_fetch import VersionsClient
 from cremant.shell.app import RunningServer, TlsListener, listen, make_app, serve
 from cremant.shell.deepstore import open_store
 from cremant.shell.journal import keep_journal
@@ -67,6 +70,9 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     uploads = Uploads(hosting.tables, files, store, member, has_store=has_store(settings))
     sealer = Sealer(hosting.tables, files, member, fetcher, uploads, fsync=fsync)
     peers = PeerService(hosting, bytes_per_s=settings.peer_bytes_per_s)
+    known = VersionsService(hosting)
+    versions = VersionsClient(member.id, store, authorities=authorities)
+    keeper = VersionsKeeper(hosting.tables, files, logs.epoch, versions, member.id, lambda: member.view)
     queries = QueryService(hosting.tables, engine, board)
     queries.instance = member.id
     registry = CollectorRegistry()
@@ -75,6 +81,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
         *routes(hosting, queries, member),
         *epoch_routes(board, member),
         *peers.routes(),
+        *known.routes(),
         *repair_routes(hosting, uploads),
         *story_routes(journal),
     ]
@@ -84,6 +91,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     member.on_view(hosting.on_view)
     sealer.start()
     uploads.start()
+    keeper.start()
     stopped = threading.Event()
 
     def on_handle(server: RunningServer) -> None:
@@ -99,7 +107,9 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
         member.stop()
         sealer.stop()
         uploads.stop()
+        keeper.stop()
         peers.close()
+        known.close()
         hosting.stop()
         queries.close()
         engine.close()

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Versions of sealed segments from other servers, the store and the log: complete, or the segment is not served."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+from versions_kit import INCARNATION, UpsertLog, shown, upsert_log, upsert_record
+
+from cremant.log.memory import MemoryLog
+from cremant.model.cluster import ClusterView, LiveInstance, Role, TableView
+from cremant.model.errors import Unavailable
+from cremant.model.names import epoch_topic
+from cremant.model.offsets import Position
+from cremant.model.segments import ReplicaState, SegmentMetadata, StoredVersions, StoreState
+from cremant.model.upsert import Cut
+from cremant.segment.locations import locations_of
+from cremant.segment.reader import SealedSegment
+from cremant.segment.snapshot import Snapshot, pack
+from cremant.segment.tail import SpillQuota
+from cremant.segment.versions import Versions
+from cremant.server.files import ServerFiles
+from cremant.server.partition import Partition, PartitionId
+from cremant.server.replay import Replay
+from cremant.server.rest_versions import POSITIONS, SEGMENT, VersionsService
+from cremant.server.table import HostedSegment, HostedTable
+from cremant.server.validity import VersionsKeeper, VersionsSource, lacking_versions
+from cremant.server.versions_fetch import VersionsClient
+from cremant.shell.app import RunningServer, make_app, serve
+from cremant.store.deepstore import DirectoryStore, checksum_of
+
+EPOCHS = 16
+OWN = PartitionId("trips", INCARNATION, 1)
+
+
+class Server:
+    """One that has sealed epochs 4 to 7 of partition 1, and reads the log from `start` on."""
+
+    def __init__(self, world: World, name: str, start: int) -> None:
+        self.id = name
+        self.world = world
+        self.files = ServerFiles(world.root / name)
+        self.table = HostedTable(upsert_record())
+        self.partition = Partition(
+            OWN, world.epochs.positions[1][start], world.root / name / "tail", SpillQuota(),
+            upsert=self.table.record.config.upsert,
+        )  # fmt: skip
+        self.table.partitions[1] = self.partition
+        self.service = VersionsService(SimpleNamespace(tables={"trips": self.table}))  # type: ignore[arg-type]
+        self.client = VersionsClient(name, world.store)
+        self.keeper = VersionsKeeper(
+            {"trips": self.table}, self.files, world.log, self.client, name, lambda: world.view
+        )  # fmt: skip
+        self._handles: list[RunningServer] = []
+
+    def install(self) -> HostedSegment:
+        self.table.install(self.world.metadata, self.world.sealed, verified=True)
+        return self.hosted
+
+    @property
+    def hosted(self) -> HostedSegment:
+        return self.table.segments[self.world.metadata.name]
+
+    def read(self, until: int = EPOCHS) -> None:
+        while self.partition.position.epoch < until:
+            assert self.partition.turn(self.world.log, 0), self.partition.error
+        assert self.partition.error is None
+
+    def serve(self) -> None:
+        started = threading.Event()
+        app = make_app("server", self.service.routes(), ready=lambda: (True, ""))
+        self._thread = threading.Thread(
+            target=serve, args=(app, "127.0.0.1", 0),
+            kwargs={
+                "insecure": False, "on_handle": self._handles.append, "on_started": lambda url: started.set(),
+            },
+        )  # fmt: skip
+        self._thread.start()
+        assert started.wait(20)
+        self.world.live[self.id] = self._handles[0].url
+
+    def get(self, path: str, **query: Any) -> httpx.Response:
+        return httpx.get(self.world.live[self.id] + path, params=query)
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.stop()
+            self._thread.join(10)
+        self.keeper.stop()
+        self.service.close()
+        self.partition.close()
+        self.files.close()
+
+    def check(self, newest: int = EPOCHS) -> None:
+        versions = self.hosted.versions
+        assert versions is not None
+        first, end = self.world.metadata.start_offset, self.world.metadata.end_offset or 0
+        for epoch in range(7, newest + 1):
+            assert shown(versions, epoch) == self.world.epochs.expected(1, first, end, epoch), epoch
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = MemoryLog(lambda: 0)
+        self.epochs: UpsertLog = upsert_log(self.log, partitions=2, keys=150)
+        for epoch in range(1, EPOCHS + 1):
+            if epoch in (6, 12):
+                self.epochs.start()
+            self.epochs.write(13)
+        made: tuple[SegmentMetadata, SealedSegment] = self.epochs.sealed(root, 1, 3, 7)
+        self.metadata, self.sealed = made
+        self.store = DirectoryStore(root / "store")
+        self.live: dict[str, str] = {}
+        self.servers: list[Server] = []
+
+    def server(self, name: str, start: int) -> Server:
+        self.servers.append(Server(self, name, start))
+        return self.servers[-1]
+
+    def peer(self, until: int = EPOCHS) -> Server:
+        """It consumed the segment's rows itself."""
+        made = self.server("peer", 3)
+        made.read(until)
+        made.install()
+        made.serve()
+        return made
+
+    @property
+    def view(self) -> ClusterView:
+        live = tuple(LiveInstance(id=name, role=Role.SERVER, url=url) for name, url in self.live.items())
+        online = {self.metadata.name: dict.fromkeys(self.live, ReplicaState.ONLINE)}
+        table = TableView(record=upsert_record(), partitions=(), segments=(self.metadata,), external=online)
+        return ClusterView(version=1, controller_nonce="n", instances=live, tables={"trips": table})
+
+    def trim(self, epoch: int) -> None:
+        """The log has only what follows this epoch."""
+        self.log.trim(epoch_topic("trips", INCARNATION), 1, self.epochs.positions[1][epoch].log_offset)
+
+    def versions_at(self, epoch: int) -> Versions:
+        """The segment's, with the updates up to this epoch."""
+        replay = Replay.from_rows(self.log, OWN, self.metadata, "gone")
+        while replay.turn():
+            pass
+        versions = replay.result(lambda: locations_of(self.sealed.batches)).versions
+        versions.roll_back(epoch)
+        return versions
+
+    def put_into_store(self, epoch: int) -> None:
+        name, checksum = self.metadata.name, self.metadata.checksum or ""
+        position = self.epochs.positions[1][epoch]
+        path = self.root / "packed"
+        path.write_bytes(pack(Snapshot(self.versions_at(epoch), position), segment=name, checksum=checksum))
+        stored = StoredVersions(
+            url=self.store.put("one.versions", path), position=position,
+            size_bytes=path.stat().st_size, file_checksum=checksum_of(path),
+        )  # fmt: skip
+        self.metadata = msgspec.structs.replace(self.metadata, versions=stored, store_state=StoreState.STORED)
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def follower(world: World) -> Callable[[int], Server]:
+    """A server with the segment's rows and without their versions, which has read up to an epoch."""
+
+    def make(until: int = EPOCHS) -> Server:
+        made = world.server("me", 7)
+        made.read(until)
+        made.install()
+        return made
+
+    return make
+
+
+def _missing(server: Server, epoch: int = EPOCHS) -> list[str]:
+    found = server.table.resolve((server.world.metadata.name,), (), Cut(epoch=epoch))
+    return found.missing
+
+
+def test_a_segment_without_versions_is_not_served_until_a_peer_has_sent_them(world: World) -> None:
+    world.peer()
+    world.trim(EPOCHS)
+    me = world.server("me", EPOCHS)
+    me.install()
+    assert lacking_versions(me.table) == [me.hosted]
+    assert _missing(me) == [world.metadata.name]
+    me.keeper.bring(me.table, me.hosted)
+    assert _missing(me) == []
+    assert me.keeper.brought == {VersionsSource.PEER: 1}
+    me.check()
+    for _ in range(3):  # and they go on
+        world.epochs.write(40)
+    me.read(EPOCHS + 3)
+    me.check(EPOCHS + 3)
+
+
+def test_versions_of_a_peer_that_is_behind_are_brought_forward(world: World) -> None:
+    world.peer(until=9)
+    world.trim(9)
+    me = world.server("me", 9)
+    me.read()
+    me.install()
+    me.keeper.bring(me.table, me.hosted)
+    assert me.keeper.brought == {VersionsSource.PEER: 1}
+    me.check()
+
+
+def test_versions_of_a_peer_that_is_ahead_wait_for_the_partition(world: World) -> None:
+    """The partition has read nothing yet, the peer is at epoch 16."""
+    world.peer()
+    me = world.server("me", 7)
+    me.install()
+    me.keeper.bring(me.table, me.hosted)
+    assert me.hosted.versions is not None
+    assert me.hosted.versions.epoch == EPOCHS
+    me.check()
+    me.read()  # the updates that are in already are skipped
+    me.check()
+
+
+def test_without_peers_the_store_has_them_as_of_some_position(world: World, follower: Callable[..., Server]) -> None:
+    world.put_into_store(8)
+    me = follower()
+    world.trim(8)
+    me.keeper.bring(me.table, me.hosted)
+    assert me.keeper.brought == {VersionsSource.STORE: 1}
+    me.check()
+
+
+def test_without_anybody_the_log_has_them(world: World, follower: Callable[..., Server]) -> None:
+    me = follower()
+    world.trim(3)
+    me.keeper.bring(me.table, me.hosted)
+    assert me.keeper.brought == {VersionsSource.LOG: 1}
+    me.check()
+
+
+def test_what_nobody_has_is_said_with_every_source(world: World, follower: Callable[..., Server]) -> None:
+    peer = world.peer()
+    world.put_into_store(8)
+    me = follower()
+    world.trim(12)
+    peer.hosted.versions = None
+    with pytest.raises(Unavailable) as raised:
+        me.keeper.bring(me.table, me.hosted)
+    text = str(raised.value)
+    assert "peer: status 404, this server does not know which rows" in text
+    assert "one.versions: " in text
+    assert "epoch log: " in text
+    assert text.count("the epoch log begins at") == 2
+    me.keeper._run(me.table, me.hosted)
+    assert me.hosted.error == str(raised.value)
+    assert _missing(me) == [world.metadata.name]
+
+
+def test_the_keeper_does_it_by_itself(world: World, follower: Callable[..., Server], kit: Any) -> None:
+    world.peer()
+    me = follower()
+    me.keeper.start()
+    kit.eventually(lambda: me.hosted.versions is not None)
+    me.check()
+    assert me.hosted.error is None
+
+
+def test_a_partition_that_goes_on_meanwhile_is_caught_up_with(world: World, follower: Callable[..., Server]) -> None:
+    """Turns and bringing interleave at any point: what is attached has all that the partition has."""
+    world.peer(until=8)
+    me = follower(8)
+    stop = threading.Event()
+
+    def consume() -> None:
+        while not stop.is_set():
+            me.partition.turn(world.log, 0)
+
+    for _ in range(20):
+        world.epochs.write(5)
+    thread = threading.Thread(target=consume)
+    thread.start()
+    me.keeper.bring(me.table, me.hosted)
+    me.read(0)
+    stop.set()
+    thread.join()
+    me.read(EPOCHS + 20)
+    me.check(EPOCHS + 20)
+
+
+# --- what a server says ---
+
+
+def test_names_are_looked_up_and_other_content_is_refused(world: World) -> None:
+    peer = world.peer()
+    path = f"/tables/trips_REALTIME/segments/{world.metadata.name}/versions"
+    assert peer.get(path).status_code == 200
+    assert peer.get(path, checksum="other").status_code == 409
+    assert peer.get("/tables/trips/segments/nothing/versions").status_code == 404
+    assert peer.get("/tables/others/segments/nothing/versions").status_code == 404
+    assert peer.get(path, notBefore="x").status_code == 400
+    assert peer.get("/updates", table="trips").status_code == 400
+    assert peer.get("/updates", **{"table": "trips", "from": "0", "segments": "nothing"}).status_code == 404
+
+
+def test_a_server_waits_a_moment_for_an_epoch_that_others_have_closed(world: World) -> None:
+    peer = world.peer(until=EPOCHS)
+    world.epochs.write(5)
+    path = f"/tables/trips/segments/{world.metadata.name}/versions"
+    reading = threading.Timer(0.2, lambda: peer.read(EPOCHS + 1))
+    reading.start()
+    answer = peer.get(path, notBefore=EPOCHS + 1, waitMs=5_000)
+    reading.join()
+    assert answer.status_code == 200
+    me = world.server("me", 7)
+    me.install()
+    me.keeper.bring(me.table, me.hosted)
+    me.check(EPOCHS + 1)
+    assert peer.get(path, notBefore=99, waitMs=50).status_code == 200, "then it says what it has"
+
+
+@pytest.mark.parametrize("after", [7, 8, 11, 15, 16])
+def test_pulled_updates_bring_versions_to_where_the_other_server_is(world: World, after: int) -> None:
+    peer = world.peer()
+    name = world.metadata.name
+    answer = peer.get("/updates", **{"table": "trips_REALTIME", "segments": name, "from": str(after)})
+    with pa.ipc.open_stream(answer.content) as reader:
+        pulled = reader.read_all()
+    positions = msgspec.json.decode(pulled.schema.metadata[POSITIONS], type=dict[str, Position])
+    assert positions == {name: world.epochs.positions[1][EPOCHS]}
+    assert set(pulled.column(SEGMENT).to_pylist()) <= {name}
+    versions = world.versions_at(after)
+    epochs = pulled.column("$epoch").to_numpy()
+    for epoch in np.unique(epochs).tolist():
+        of_epoch = pulled.filter(pa.array(epochs == epoch))
+        columns = (of_epoch.column(column).to_numpy() for column in ("$offset", "$subRow", "op"))
+        versions.apply(epoch, *columns)
+    versions.closed(EPOCHS)
+    peer.hosted.versions = versions
+    peer.check()
