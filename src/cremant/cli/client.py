@@ -111,6 +111,12 @@ class Client:
     def resume(self, table: str) -> None:
         self._controller_call("POST", f"/tables/{table}/resumeConsumption")
 
+    def rewind(self, table: str, epoch: int, *, dry_run: bool) -> dict[str, Any]:
+        """Where the table goes back to, and what that gives up."""
+        parameters = {"toEpoch": epoch, "dryRun": str(dry_run).lower()}
+        answer: dict[str, Any] = self._document("POST", f"/tables/{table}/rewind", params=parameters)
+        return answer
+
     def table_names(self) -> list[str]:
         names: list[str] = self._document("GET", "/tables")["tables"]
         return names

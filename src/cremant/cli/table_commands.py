@@ -108,3 +108,19 @@ def resume(
     from cremant.cli.table import resume as run
 
     run(find_cluster(controller, data_dir), table, as_json=as_json)
+
+
+@tables.command("rewind")
+def rewind(
+    table: TableName,
+    to_epoch: Annotated[int, typer.Option("--to-epoch", help="A closed epoch; everything after it is read again")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what it would give up")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask")] = False,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a table back to a closed epoch: later rows, updates and segments are dropped and consumed again."""
+    from cremant.cli.table_epochs import rewind as run
+
+    run(find_cluster(controller, data_dir), table, to_epoch, dry_run=dry_run, yes=yes, as_json=as_json)

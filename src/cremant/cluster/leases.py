@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cremant.model.cluster import PipelineRecord
+from cremant.model.cluster import PipelineRecord, Rewind
 from cremant.model.errors import Conflict, Fenced
 
 
@@ -66,10 +66,18 @@ def next_generation(record: PipelineRecord, holder: str, now_ms: int) -> Pipelin
     return msgspec.structs.replace(record, generation=record.generation + 1)
 
 
-def set_base(record: PipelineRecord, generation: int, base: int, checkpoint: str) -> PipelineRecord:
-    """Raises Fenced for a generation that is not in force, Conflict for a base that would shrink."""
+def set_base(
+    record: PipelineRecord, generation: int, base: int, checkpoint: str, *, first_epoch: int = 0,
+    rewound: Rewind | None = None,
+) -> PipelineRecord:  # fmt: skip
+    """`rewound`: its Resets are in the log. Raises Fenced for a generation that is not in force, Conflict for a base
+    that would shrink."""
     if generation != record.generation:
         raise Fenced(f"base refused: generation {generation} is not in force, {record.generation} is")
     if base < record.base:
         raise Conflict(f"base refused: {base} is below the present base {record.base}, epochs only grow (E-5)")
-    return msgspec.structs.replace(record, base=base, checkpoint=checkpoint)
+    rewinds = record.rewinds
+    if rewound is not None and record.rewind == rewound:
+        done = msgspec.structs.replace(rewound, generation=generation, next_epoch=first_epoch)
+        rewinds = (*rewinds[:-1], done)
+    return msgspec.structs.replace(record, base=base, checkpoint=checkpoint, rewinds=rewinds)

@@ -14,11 +14,13 @@ import msgspec
 
 from cremant.cluster.states import new_copies
 from cremant.completion.copies import with_versions
+from cremant.completion.rewind import is_taken_back
 from cremant.completion.safeguards import ALL, Safeguards
 from cremant.completion.segment import (
     CommitEnded,
     CommitterProgressed,
     CompletionMachine,
+    Consumed,
     Event,
     Persist,
     Remember,
@@ -149,6 +151,8 @@ class Commits:
         metadata = self._catalog.segments.get(table, {}).get(segment)
         if record is None or metadata is None or incarnation not in (None, record.incarnation):
             return Reply(CompletionStatus.DISCARD, rule="unknown")
+        if isinstance(event, Consumed) and is_taken_back(self._catalog.pipelines[table], event.at):
+            return Reply(CompletionStatus.HOLD, rule="taken-back")
         partition = self._catalog.partitions[table][metadata.partition]
         machine = CompletionMachine.recover(
             table, metadata, partition, renewed_until_ms=self._renewed_until_ms.get((table, segment)),

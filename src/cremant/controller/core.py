@@ -28,6 +28,7 @@ from cremant.controller.objects import Objects
 from cremant.controller.pipelines import Pipelines
 from cremant.controller.rebalances import Rebalances
 from cremant.controller.repair import Repair
+from cremant.controller.rewinds import Rewinds
 from cremant.controller.schemas import Schemas
 from cremant.controller.streams import LogSource, Streams
 from cremant.controller.tables import SERVERS_GRACE_MS, Tables
@@ -95,6 +96,7 @@ class Controller:
         self.force_commits = ForceCommits(self.catalog, self.instances, self.streams, self.clock)
         self.repair = Repair(self.catalog, self.instances, self.streams, self.policy, self.clock)
         self.objects = Objects(self.catalog, deep_store, self.clock)
+        self.rewinds = Rewinds(self.catalog, self.streams, self.objects, self.clock)
         self.janitor = Janitor(self.catalog, self.instances, self.tables, self.streams, self.objects, self.clock)
         if before is not None:
             self.janitor.doubt_clock(before.until_ms)

@@ -81,12 +81,17 @@ class Pipelines:
             granted = leases.next_generation(record, request.holder, self._clock.now_ms())
             self._write(request.table, granted)
             log_event(_log, "generation granted", table=request.table, generation=granted.generation)
-            return GenerationReply(generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint)
+            return GenerationReply(
+                generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint, rewind=granted.rewind
+            )
 
     def base(self, request: BaseRequest) -> GenerationReply:
         with self._catalog.lock:
             record = self._record(request.table, request.incarnation)
-            changed = leases.set_base(record, request.generation, request.base, request.checkpoint)
+            changed = leases.set_base(
+                record, request.generation, request.base, request.checkpoint, first_epoch=request.first_epoch,
+                rewound=request.rewound,
+            )  # fmt: skip
             if changed != record:
                 self._write(request.table, changed)
             return GenerationReply(generation=changed.generation, base=changed.base, checkpoint=changed.checkpoint)

@@ -19,6 +19,7 @@ from cremant.controller.rest_story import StoryRest
 from cremant.controller.rest_tables import TableRest
 from cremant.controller.rest_topics import TopicRest
 from cremant.controller.rest_upsert import UpsertRest
+from cremant.controller.rest_upsert_ops import UpsertOpsRest
 
 
 def routes(controller: Controller, authorities: ssl.SSLContext | None = None) -> list[BaseRoute]:
@@ -35,4 +36,5 @@ def routes(controller: Controller, authorities: ssl.SSLContext | None = None) ->
         *TableRest(controller).routes(),
         *TopicRest(controller).routes(),
         *UpsertRest(controller).routes(),
+        *UpsertOpsRest(controller).routes(),
     ]

@@ -78,6 +78,11 @@ class PartitionScan:
             case Reset(epoch=epoch):
                 return self.mark_of(epoch)
 
+    @property
+    def epochs(self) -> tuple[int, ...]:
+        """Closed epochs whose marks were read and are remembered, ascending."""
+        return tuple(self._marks)
+
     def mark_of(self, epoch: int) -> EpochMark:
         """Raises InvariantViolation (E-4) for an epoch whose mark was not read or is forgotten."""
         mark = self._marks.get(epoch)

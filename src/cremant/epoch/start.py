@@ -87,7 +87,7 @@ class StartState(StrEnum):
 class StartMachine:
     """`config_version`: of the table now. `scan_from`: per partition a stored position at or before the last closed
     epoch of that partition (the start of its consuming segment); absent = from the beginning of the log. `reset_to`:
-    an operator takes the table back to this closed epoch."""
+    an operator takes the table back to this closed epoch; who hands out generations may say so, too."""
 
     def __init__(
         self,
@@ -139,6 +139,8 @@ class StartMachine:
     def _generation_taken(self, event: GenerationTaken) -> list[Effect]:
         self._generation = event.generation
         self._old_checkpoint = event.checkpoint
+        if event.reset_to is not None:
+            self._reset_to = event.reset_to
         guards = self._safeguards
         if not (guards.first_partition_fenced_first and guards.base_after_scan):
             self.state = StartState.LISTING_EARLY
@@ -303,7 +305,7 @@ class StartMachine:
             fence_offset=self._fence_offset(),
         )
         self.state = StartState.TAKING_BASE
-        return [TakeBase(self._generation, self._run.base, self._run.checkpoint)]
+        return [TakeBase(self._generation, self._run.base, self._run.checkpoint, epoch_max + 1)]
 
     def _base_taken(self, event: BaseTaken) -> list[Effect]:
         assert self._run is not None

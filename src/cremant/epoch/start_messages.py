@@ -50,11 +50,14 @@ class InspectCheckpoint(msgspec.Struct, frozen=True):
 
 
 class TakeBase(msgspec.Struct, frozen=True):
-    """Compare-and-set base and checkpoint, if `generation` is still in force -> BaseTaken | GenerationRefused."""
+    """Compare-and-set base and checkpoint, if `generation` is still in force -> BaseTaken | GenerationRefused.
+
+    `first_epoch`: of the first new batch."""
 
     generation: int
     base: int
     checkpoint: str
+    first_epoch: int
 
 
 class AdoptCheckpoint(msgspec.Struct, frozen=True):
@@ -85,10 +88,11 @@ Effect = (
 
 
 class GenerationTaken(msgspec.Struct, frozen=True):
-    """`checkpoint`: directory of the generation before ("" if there is none)."""
+    """`checkpoint`: directory of the generation before ("" if there is none). `reset_to`: as for the machine."""
 
     generation: int
     checkpoint: str
+    reset_to: int | None = None
 
 
 class GenerationRefused(msgspec.Struct, frozen=True):

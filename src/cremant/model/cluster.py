@@ -84,10 +84,17 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
 class Rewind(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Ingestion was taken back to closed epoch `to_epoch`. Epochs above it and below `next_epoch`, the first one that
-    may be taken afterwards (None until it is known), are void."""
+    may be taken afterwards (None until it is known), are void. `generation`: whose Resets are in the epoch log; 0 until
+    they are."""
 
     to_epoch: int
     next_epoch: int | None = None
+    asked_ms: int = 0
+    generation: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.generation > 0
 
 
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -99,8 +106,13 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     base: int = 0
     #: Where the checkpoint of the generation in force lives (relative to the pipeline's directory).
     checkpoint: str = ""
-    #: Oldest first.
+    #: Oldest first, at most REWINDS_KEPT_MAX; only the last may not be done yet.
     rewinds: tuple[Rewind, ...] = ()
+
+    @property
+    def rewind(self) -> Rewind | None:
+        """To be carried out by the next start of the query; None = go on."""
+        return self.rewinds[-1] if self.rewinds and not self.rewinds[-1].done else None
 
 
 class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -150,6 +150,8 @@ UNITS_MOVING_MAX = 32
 REBALANCE_STALL_MS = 60 * 60 * 1000
 #: A server that a rebalance counts on may be away this long (a restart) before the plan is made anew.
 REBALANCE_AWAY_MS = 30_000
+#: Rewinds of a table whose epochs are remembered as taken back: who asks for older ones is long gone.
+REWINDS_KEPT_MAX = 16
 #: Jobs of a table that are remembered once they ended.
 JOBS_KEPT_MAX = 16
 

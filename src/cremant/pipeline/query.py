@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from cremant.log.api import Log
 from cremant.log.open import Logs
-from cremant.model.cluster import PipelineReport, TableView
+from cremant.model.cluster import PipelineReport, Rewind, TableRecord, TableView
 from cremant.model.errors import CremantError, Fenced
 from cremant.model.limits import PIPELINE_ASK_MS, PIPELINE_IDLE_MS
 from cremant.model.settings import Settings
@@ -83,6 +83,8 @@ class TableQuery:
         self._run: Run | None = None
         self._totals = Totals()
         self._generation = 0
+        #: The last rewind that this process carried out.
+        self._rewound: Rewind | None = None
         #: How many partitions take part; 0 before the first start, which takes all there are.
         self._partitions = 0
         self._lag_rows: int | None = None
@@ -178,8 +180,9 @@ class TableQuery:
         # Before a generation is spent: the stream can be asked, and is the one the table was made for.
         check_topic(stream, table.record.config.stream.topic, table.record.topic_incarnation, table.name)
         epochs = self._logs.epoch
-        plan = StartDriver(self._controller, epochs, table, checkpoints, self._partitions).run()
-        self._generation = plan.generation
+        starting = StartDriver(self._controller, epochs, table, checkpoints, self._partitions)
+        plan = starting.run()
+        self._generation, self._rewound = plan.generation, starting.rewound or self._rewound
         run = Run(self._session(), stream, epochs, self._settings, table, plan, self._run_dir, self._totals)
         run.start()
         self._run = run
@@ -197,6 +200,9 @@ class TableQuery:
             table = self._table
             if self._stopping.is_set() or self._unwanted():
                 return
+            if table.pipeline_record.rewind not in (None, self._rewound):
+                log_event(_log, "query restarts for a rewind", table=table.name)
+                return
             if run.wants_restart(table.record, partitions_in(table, self._partitions)):
                 log_event(_log, "query restarts for a changed table", table=table.name)
                 return
@@ -210,6 +216,9 @@ class TableQuery:
                     self._error = None
             self._poked.wait(LOOK_S)
             self._poked.clear()
+
+    def _wishes(self) -> tuple[TableRecord, Rewind | None]:
+        return self._table.record, self._table.pipeline_record.rewind
 
     def _unwanted(self) -> bool:
         record = self._table.record
@@ -243,9 +252,9 @@ class TableQuery:
             self._sleep(pause_ms)
 
     def _wait_for_change(self) -> None:
-        """A final failure stays until the table is another one: new config version, or paused and resumed."""
-        before = self._table.record
-        while not self._stopping.is_set() and self._table.record == before:
+        """A final failure stays until the table is another one: new config version, paused and resumed, rewound."""
+        before = self._wishes()
+        while not self._stopping.is_set() and self._wishes() == before:
             self._poked.wait(1.0)
             self._poked.clear()
         self._error = None

@@ -28,7 +28,7 @@ from cremant.epoch.protocol import (
 from cremant.epoch.scan import PartitionScan
 from cremant.epoch.start import StartMachine
 from cremant.log.api import Log, LogReader
-from cremant.model.cluster import TableView
+from cremant.model.cluster import Rewind, TableView
 from cremant.model.errors import (
     AlreadyExists,
     Conflict,
@@ -129,6 +129,8 @@ class StartDriver:
         self._checkpoints = checkpoints
         self._views = table.partitions[:partitions]
         self._topic = epoch_topic(table.name, self._incarnation)
+        #: What an operator wants of this start, and what it has done once it ended well.
+        self.rewound: Rewind | None = None
 
     def run(self) -> RunPlan:
         """The outcome of the start. Raises Fenced (somebody else's turn), PeerError (try again) or
@@ -169,8 +171,8 @@ class StartDriver:
                 return self._scan(effect)
             case start.InspectCheckpoint(checkpoint):
                 return start.CheckpointInspected(inspect_checkpoint(self._checkpoints / checkpoint))
-            case start.TakeBase(generation, base, checkpoint):
-                return self._take_base(generation, base, checkpoint)
+            case start.TakeBase():
+                return self._take_base(effect)
             case start.AdoptCheckpoint(source, checkpoint, commits_above, plans_above):
                 adopt_checkpoint(
                     self._checkpoints / source, self._checkpoints / checkpoint, commits_above=commits_above,
@@ -189,12 +191,14 @@ class StartDriver:
             reply = self._controller.call(GENERATION_PATH, request, GenerationReply)
         except (Conflict, Fenced) as error:
             return start.GenerationRefused(str(error))
-        return start.GenerationTaken(reply.generation, reply.checkpoint)
+        self.rewound = reply.rewind
+        reset_to = reply.rewind.to_epoch if reply.rewind is not None else None
+        return start.GenerationTaken(reply.generation, reply.checkpoint, reset_to)
 
-    def _take_base(self, generation: int, base: int, checkpoint: str) -> start.Event:
+    def _take_base(self, taken: start.TakeBase) -> start.Event:
         request = BaseRequest(
-            table=self._table.name, incarnation=self._incarnation, generation=generation, base=base,
-            checkpoint=checkpoint,
+            table=self._table.name, incarnation=self._incarnation, generation=taken.generation, base=taken.base,
+            checkpoint=taken.checkpoint, first_epoch=taken.first_epoch, rewound=self.rewound,
         )  # fmt: skip
         try:
             self._controller.call(BASE_PATH, request, dict[str, Any])

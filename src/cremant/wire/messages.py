@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from cremant.model.cluster import InstanceRecord, InstanceReport
+from cremant.model.cluster import InstanceRecord, InstanceReport, Rewind
 from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.segments import ColumnPartitions, ColumnRange, SegmentForm, StoredVersions, StoreState
 from cremant.model.upsert import Cut
@@ -172,8 +172,8 @@ class VersionsStoredReply(Message, frozen=True, kw_only=True):
 
 
 class LeaseRequest(Message, frozen=True, kw_only=True):
-    """POST /internal/v1/pipeline/lease: take or renew. `release` gives it up early (clean stop). `standby`: of a process
-    that is there for the others' death; it leaves new tables to them for a while."""
+    """POST /internal/v1/pipeline/lease: take or renew. `release` gives it up early (clean stop). `standby`: of a
+    process that is there for the others' death; it leaves new tables to them for a while."""
 
     holder: str
     table: str
@@ -197,19 +197,26 @@ class GenerationRequest(Message, frozen=True, kw_only=True):
 
 
 class GenerationReply(Message, frozen=True, kw_only=True):
+    """`rewind`: to be carried out by this start."""
+
     generation: int
     base: int
     checkpoint: str
+    rewind: Rewind | None = None
 
 
 class BaseRequest(Message, frozen=True, kw_only=True):
-    """POST /internal/v1/pipeline/base: sets base and checkpoint directory if `generation` is in force (else 409)."""
+    """POST /internal/v1/pipeline/base: sets base and checkpoint directory if `generation` is in force (else 409).
+
+    `first_epoch`: of the first new batch. `rewound`: what this start has carried out."""
 
     table: str
     incarnation: str
     generation: int
     base: int
     checkpoint: str
+    first_epoch: int = 0
+    rewound: Rewind | None = None
 
 
 # --- broker -> server: POST /internal/v1/query ---

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""REST of what an operator does to a table's epochs: going back to one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Route
+
+from cremant.controller.core import Controller
+from cremant.controller.http import answering, flag, table_record
+from cremant.model.cluster import as_json
+from cremant.model.errors import UserError
+
+
+class UpsertOpsRest:
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    def routes(self) -> list[BaseRoute]:
+        return [Route("/tables/{table}/rewind", answering(self.rewind), methods=["POST"])]
+
+    def rewind(self, request: Request) -> dict[str, Any]:
+        """`?toEpoch=N[&dryRun=true]`."""
+        record = table_record(request, self._controller.catalog)
+        told = self._controller.rewinds.rewind(
+            record.config.name, _epoch(request), dry_run=flag(request, "dryRun", default=False)
+        )
+        answer: dict[str, Any] = as_json(told)
+        return answer
+
+
+def _epoch(request: Request) -> int:
+    text = request.query_params.get("toEpoch", "")
+    if not text.isdigit():
+        raise UserError(f"query parameter toEpoch: expected the number of a closed epoch, found {text!r}")
+    return int(text)
