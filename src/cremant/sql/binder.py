@@ -48,6 +48,8 @@ VIRTUAL_COLUMNS: dict[str, DataType] = {
 }
 #: Upsert tables only: the epochs [from, until) in which a row was in force.
 VERSION_COLUMNS: dict[str, DataType] = {VALID_FROM: DataType.LONG, VALID_UNTIL: DataType.LONG}
+#: Of rows that are in force, and of rows from before their table had keys.
+_UNSET = {VALID_UNTIL: str(UNSET_EPOCH), VALID_FROM: f"(-{UNSET_EPOCH} - 1)"}
 
 _PREDICATES = frozenset(
     {*predicates.SIGNS, "and", "or", "not", "in", "not_in", "between", "like", "regexplike", "is_null", "is_not_null",
@@ -118,15 +120,15 @@ class Scope:
     def _virtual_sql(self, name: str) -> str:
         if name == INGESTION_TIME:
             return f"COALESCE({quoted(name)}, 0)"
-        if name == VALID_UNTIL and self.null_handling:
-            return f"NULLIF({quoted(name)}, {UNSET_EPOCH})"
+        if name in VERSION_COLUMNS and self.null_handling:
+            return f"NULLIF({quoted(name)}, {_UNSET[name]})"
         return quoted(name)
 
     def is_null(self, name: str) -> str:
         name = self.resolve(name)
-        if name == VALID_UNTIL:  # whether or not nulls are handled: it has no other default that could be meant
+        if name in VERSION_COLUMNS:  # whether or not nulls are handled: no epoch has these numbers
             self.used[name] = None
-            return f"({quoted(name)} = {UNSET_EPOCH})"
+            return f"({quoted(name)} = {_UNSET[name]})"
         if self._table is None or not self._table.stores_nulls or name not in self._fields:
             return "FALSE"
         self.used[IS_NULL_PREFIX + name] = None
