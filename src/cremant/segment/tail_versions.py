@@ -118,11 +118,12 @@ class _Arrays:
 
 @dataclass(frozen=True, slots=True)
 class _Attached:
-    """A segment's versions, and which offsets of the partition are its."""
+    """A segment's versions, and which offsets of the partition are its. They were as of log offset `since`."""
 
     first: int
     end: int
     versions: Versions
+    since: int = 0
 
 
 class PartitionVersions:
@@ -172,17 +173,21 @@ class PartitionVersions:
             self._tail.closed(epoch)
             self.epoch = self.applied = epoch
 
-    def roll_back(self, epoch: int, next_offset: int) -> None:
+    def roll_back(self, epoch: int, next_offset: int, log_offset: int = 2**62) -> None:
+        """The Reset at this offset of the log; versions that were saved later have it in them."""
         with self.lock:
             self._tail.truncate(next_offset)
             self._tail.roll_back(epoch)
             for hosted in self._segments.values():
-                hosted.versions.roll_back(epoch)
+                if hosted.since <= log_offset:
+                    hosted.versions.roll_back(epoch)
             self.epoch = self.applied = epoch
 
     def restart(self, offset: int, epoch: int) -> None:
-        """The tail is empty and goes on at `offset`; segments keep what they have."""
+        """The tail is empty and goes on at `offset` after a hole in what was read: segments that lack updates of it are
+        nobody's."""
         with self.lock:
+            self._segments = {name: held for name, held in self._segments.items() if held.versions.epoch >= epoch}
             self._tail = TailVersions(epoch)
             self.rows_from, self.epoch, self.applied = offset, epoch, epoch
 
@@ -214,13 +219,13 @@ class PartitionVersions:
             self._tail.drop_below(offset)
             self.rows_from = max(self.rows_from, offset)
 
-    def attach(self, segment: str, first: int, end: int, versions: Versions) -> bool:
+    def attach(self, segment: str, first: int, end: int, versions: Versions, *, since: int = 0) -> bool:
         """From now on updates of offsets [first, end) go to `versions`. False, and nothing has changed, if they lack
         updates that were applied here already: these are to be replayed into them first."""
         with self.lock:
             if versions.epoch < self.applied:
                 return False
-            self._segments[segment] = _Attached(first, end, versions)
+            self._segments[segment] = _Attached(first, end, versions, since)
             return True
 
     def detach(self, segment: str) -> None:

@@ -26,15 +26,19 @@ from cremant.log.api import Log
 from cremant.model.cluster import ClusterView, InstanceReport, PartitionView, TableView
 from cremant.model.errors import Corrupt, NotFound, PeerError
 from cremant.model.names import SegmentName, epoch_topic
+from cremant.model.offsets import Position
 from cremant.model.segments import SegmentMetadata
 from cremant.segment.build import newest
 from cremant.segment.reader import open_segment
 from cremant.segment.tail import SpillQuota
+from cremant.server import updating
 from cremant.server.consuming import Consumer
 from cremant.server.epochs import EpochBoard
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition, PartitionId, PartitionState
 from cremant.server.reports import report_of
+from cremant.server.rewound import drop_from, was_rewound
+from cremant.server.snapshots import Snapshots
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.server.verifying import Verifier
 from cremant.shell.logs import cause, log_event, log_failure
@@ -72,6 +76,7 @@ class Hosting:
         self._threads = [
             threading.Thread(target=self._reconcile_forever, name="reconcile", daemon=True),
             self.verifier.thread(),
+            Snapshots(self.tables, self._stopping, fsync=fsync).thread(),
         ]
 
     def start(self, instance: str) -> None:
@@ -94,7 +99,12 @@ class Hosting:
         self._poked.set()
 
     def partitions(self) -> list[Partition]:
-        return [partition for table in list(self.tables.values()) for partition in list(table.partitions.values())]
+        """All that read the log, followers too."""
+        return [
+            partition
+            for table in list(self.tables.values())
+            for partition in (*list(table.partitions.values()), *list(table.followers.values()))
+        ]
 
     def ready(self) -> tuple[bool, str]:
         """Ready once it knows its part and every partition has caught up."""
@@ -180,9 +190,12 @@ class Hosting:
         self._let_go_reset(hosted)
         mine = {p.record.partition: p for p in view.partitions if self.instance in p.record.replicas}
         for number, partition_view in mine.items():
+            if number in hosted.partitions and was_rewound(hosted, partition_view.consuming):
+                self._begin_again(hosted, partition_view)
             if number not in hosted.partitions:
                 self._start_partition(hosted, partition_view, view)
             hosted.partitions[number].unwanted_since_s = None
+        self._reconcile_versions(hosted)
         with hosted.lock:
             gone = [hosted.partitions.pop(number) for number in _outlived(hosted, mine)]
             hosted.open = {number: partition_view.consuming for number, partition_view in mine.items()}
@@ -191,27 +204,68 @@ class Hosting:
                 del hosted.sealings[name]
                 hosted.problems.pop(name, None)
         for partition in gone:
+            updating.leave(hosted, partition)
             partition.close()
             log_event(_log, "partition let go", partition=str(partition.id))
 
     def _let_go_reset(self, hosted: HostedTable) -> None:
         for partition in hosted.take_resets():
+            updating.leave(hosted, partition)
             partition.close()
             log_event(_log, "partition reset", partition=str(partition.id), error=partition.error)
+
+    def _begin_again(self, hosted: HostedTable, partition_view: PartitionView) -> None:
+        """The table was taken back into what is sealed here: the partition is read again from there."""
+        number, start = partition_view.record.partition, partition_view.consuming.start
+        with hosted.lock:
+            partition = hosted.partitions.pop(number)
+            dropped = drop_from(hosted, number, start.next_offset)
+        partition.close()
+        for name in dropped:
+            self._files.remove_segment(hosted.name, hosted.record.incarnation, name)
+        log_event(_log, "partition begins again, it was rewound", partition=str(partition.id), segments=dropped)
 
     def _start_partition(self, hosted: HostedTable, partition_view: PartitionView, view: TableView) -> None:
         number, start = partition_view.record.partition, partition_view.consuming.start
         own = PartitionId(hosted.name, hosted.record.incarnation, number)
         sealed = [segment.max_ingestion_ms for segment in view.segments if segment.partition == number]
-        partition = Partition(
-            own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=newest(*sealed),
-            upsert=hosted.record.config.upsert,
-        )  # fmt: skip
-        if partition.versions is not None:
-            partition.on_epoch = partial(self.board.tell, own.incarnation, number)
+        partition = self._partition(hosted, own, start, newest(*sealed))
         with hosted.lock:
             hosted.partitions[number] = partition
+        updating.attach(hosted, partition)
         log_event(_log, "partition starts", partition=str(own), log_offset=start.log_offset, offset=start.next_offset)
+
+    def _partition(
+        self, hosted: HostedTable, own: PartitionId, start: Position, max_ingestion_ms: int | None = None
+    ) -> Partition:
+        upsert = hosted.record.config.upsert
+        if upsert is None:
+            return Partition(
+                own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=max_ingestion_ms
+            )
+        partition = Partition(
+            own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=max_ingestion_ms,
+            upsert=upsert, replay_from=updating.replay_from(hosted, own.partition, self._earliest(own)),
+        )  # fmt: skip
+        partition.on_epoch = partial(self.board.tell, own.incarnation, own.partition)
+        return partition
+
+    def _reconcile_versions(self, hosted: HostedTable) -> None:
+        """Upsert tables: every sealed segment has a reader that applies its updates."""
+        if hosted.record.config.upsert is None:
+            return
+        for number in updating.wanted_followers(hosted):
+            own = PartitionId(hosted.name, hosted.record.incarnation, number)
+            updating.follow(hosted, number, self._earliest(own), partial(self._partition, hosted, own))
+        for reader in (*list(hosted.partitions.values()), *list(hosted.followers.values())):
+            updating.attach(hosted, reader)
+
+    def _earliest(self, own: PartitionId) -> int:
+        """Of the epoch log; 0 when it does not say: the reader will."""
+        try:
+            return self._log.earliest(own.topic, own.partition)
+        except (NotFound, PeerError):
+            return 0
 
     def _reconcile_segments(self, hosted: HostedTable, view: TableView) -> None:
         assigned = {segment.name: segment for segment in view.segments if self.instance in segment.replicas}
@@ -266,6 +320,8 @@ class Hosting:
             if sealed.marker.checksum != metadata.checksum:
                 raise Corrupt(f"{directory} has content {sealed.marker.checksum}, expected {metadata.checksum}")
             found.sealed = sealed
+            if hosted.record.config.upsert is not None:
+                updating.open_versions(found)
         except Corrupt as error:
             log_failure(_log, "a local segment is not usable", error, segment=metadata.name)
             found.error = str(error)
@@ -276,8 +332,9 @@ class Hosting:
         hosted = self.tables[name]
         with hosted.lock:
             del self.tables[name]
-            partitions = list(hosted.partitions.values())
+            partitions = [*hosted.partitions.values(), *hosted.followers.values()]
             hosted.partitions.clear()
+            hosted.followers.clear()
             hosted.segments.clear()
             hosted.open.clear()
         for partition in partitions:

@@ -36,7 +36,7 @@ from cremant.epoch.reader import (
     TakeRows,
     TakeUpdates,
 )
-from cremant.log.api import Log, LogReader, MessageBatch
+from cremant.log.api import Log, LogReader, MessageBatch, OffsetExpired
 from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
 from cremant.model.limits import MIB
 from cremant.model.offsets import Position, Watermark
@@ -106,7 +106,11 @@ class Partition:
         #: How often it was moved or closed: what a turn read before that is of no use.
         self._moves = 0
         #: What closes up to there is history: of use to versions only.
-        self._start_epoch = start.epoch
+        self._start = start
+        #: Log offset of the record that is being applied.
+        self._reading_at = first.log_offset
+        #: The log no longer has what comes next.
+        self._expired = False
         self._machine = PartitionReader(own.partition, first, upsert=upsert is not None)
         self._partition_count = 0
         self._told: EpochState | None = None
@@ -196,10 +200,13 @@ class Partition:
             self._moves += 1
             self.tail.restart(start.next_offset)
             self.closings = Closings(start)
-            self._start_epoch = start.epoch
-            if self.versions is None:
-                self._machine = PartitionReader(self.id.partition, start)
+            self._start = start
+            if self.versions is None or self._expired:
+                self._machine = PartitionReader(self.id.partition, start, upsert=self.versions is not None)
                 self.log_offset = start.log_offset
+                self._expired = False
+                if self.versions is not None:
+                    self.versions.restart(start.next_offset, start.epoch)
             else:
                 self.versions.drop_below(start.next_offset)
             self.rows_taken = self.bytes_taken = 0
@@ -268,6 +275,7 @@ class Partition:
 
     def _apply_batch(self, batch: MessageBatch, now_ms: int) -> None:
         for index, log_offset in enumerate(batch.offsets.tolist()):
+            self._reading_at = log_offset
             try:
                 record = records.decode(batch.values[index].as_buffer(), self.id.incarnation)
             except CremantError:
@@ -303,7 +311,7 @@ class Partition:
     def _epoch_closed(self, closed: EpochClosed) -> None:
         if self.versions is not None:
             self.versions.closed(closed.epoch)
-        if closed.epoch <= self._start_epoch:
+        if self._reading_at < self._start.log_offset:
             return
         self.closings.drop_below(self.tail.snapshot.first_offset)
         self.closings.add(closed.position, self.rows_taken, self.bytes_taken)
@@ -332,6 +340,9 @@ class Partition:
         )
 
     def _roll_back(self, next_offset: int, epoch: int) -> None:
+        if self.versions is not None and self._reading_at < self._start.log_offset:
+            self.versions.roll_back(epoch, 0, self._reading_at)  # history of sealed segments: the tail has no rows yet
+            return
         if next_offset < self.tail.snapshot.first_offset:
             raise InvariantViolation(
                 "E-4",
@@ -341,7 +352,7 @@ class Partition:
             )
         self.tail.truncate(next_offset)
         if self.versions is not None:
-            self.versions.roll_back(epoch, next_offset)
+            self.versions.roll_back(epoch, next_offset, self._reading_at)
         self.closings.truncate(next_offset, epoch)
         # What was visible newest is unknown now; the next rows say it again.
         self._advance(next_offset=next_offset, epoch=epoch, max_ingestion_ms=None, caught_up_at_ms=None)
@@ -373,6 +384,7 @@ class Partition:
         if self.error is None:
             log_failure(_log, f"partition {self.id} cannot read its log, it is retried", error)
         self.error = str(error)
+        self._expired = isinstance(error, OffsetExpired)
         self.state = PartitionState.RETRYING
         self._retry_at_s = time.monotonic() + self._backoff.next_ms() / 1000
         self._close_source()

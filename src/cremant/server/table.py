@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from cremant.completion.replica import Sealing
 from cremant.model.cluster import TableRecord
-from cremant.model.offsets import OffsetRange, Watermark
+from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.schema import DataType
 from cremant.model.segments import ReplicaState, SegmentMetadata
 from cremant.model.upsert import Cut
@@ -45,6 +45,14 @@ class HostedSegment:
     metadata: SegmentMetadata
     sealed: SealedSegment | None = None
     versions: Versions | None = None
+    #: From where the log is to be read on for its versions, when nobody does so now.
+    follow_from: Position | None = None
+    #: As of when its versions are on this server's disk.
+    snapshot: Position | None = None
+    #: When this process last wrote all of them: as of where, and how often they had changed.
+    saved: tuple[Position, int] | None = None
+    #: Not before this (monotonic seconds) they are saved again.
+    save_at_s: float = 0.0
     error: str | None = None
     #: Monotonic seconds since when the view no longer assigns it here.
     unwanted_since_s: float | None = None
@@ -144,6 +152,8 @@ class HostedTable:
         self.lock = threading.RLock()
         self.partitions: dict[int, Partition] = {}
         self.segments: dict[str, HostedSegment] = {}
+        #: Upsert tables: readers of partitions of which only sealed segments are here.
+        self.followers: dict[int, Partition] = {}
         #: Open segment of each partition, as the view has it; and how far its completion is.
         self.open: dict[int, SegmentMetadata] = {}
         self.sealings: dict[str, Sealing] = {}
@@ -170,6 +180,10 @@ class HostedTable:
     @property
     def name(self) -> str:
         return self.record.config.name
+
+    def updater(self, partition: int) -> Partition | None:
+        """Who applies the updates of a partition here."""
+        return self.partitions.get(partition) or self.followers.get(partition)
 
     @property
     def single_precision(self) -> frozenset[str]:

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who keeps the versions of a server's sealed segments up to date (upsert tables), and from where after a start.
+
+Each partition of which this server holds sealed segments has one reader of its epoch log, whose updates reach all of
+them: the partition that is consumed here, or, where only sealed segments are, a *follower*, which keeps no rows.
+
+Rules:
+
+- Versions on disk say from where the log is to be read on (`HostedSegment.follow_from`). A reader begins at the oldest
+  of these; what a segment has already is skipped.
+- When a reader ends, its segments remember how far it was. So partitions and followers replace each other without
+  reading anything twice.
+- Versions that cannot be continued (the log no longer has what they lack) are given up: the segment is not served until
+  others have brought newer ones (validity.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from cremant.model.errors import Corrupt, NotFound
+from cremant.model.offsets import Position
+from cremant.segment import snapshot
+from cremant.segment.locations import locations_of
+from cremant.server.partition import Partition, PartitionState
+from cremant.server.table import HostedSegment, HostedTable
+from cremant.shell.logs import log_event, log_failure
+
+_log = logging.getLogger(__name__)
+
+#: No offset of a stream: a follower's tail begins there.
+NO_ROWS = 2**62
+
+
+def open_versions(hosted: HostedSegment) -> None:
+    """The versions that this server's disk has of a segment it has opened, if they are of the same content."""
+    sealed = hosted.sealed
+    if sealed is None:
+        return
+    try:
+        found = snapshot.read(
+            sealed.directory, segment=sealed.name, checksum=sealed.marker.checksum, rows=sealed.rows,
+            locate=lambda: locations_of(sealed.batches),
+        )  # fmt: skip
+    except NotFound:
+        return
+    except Corrupt as error:
+        log_failure(_log, "versions on disk are not usable, they are fetched", error, segment=sealed.name)
+        return
+    hosted.versions = found.versions
+    hosted.follow_from = hosted.snapshot = found.position
+
+
+def replay_from(table: HostedTable, partition: int, earliest: int) -> Position | None:
+    """Where the oldest versions of the partition's segments are to be continued. `earliest`: of the log; versions that
+    would need more are given up. A follower ends."""
+    end_follower(table, partition)
+    with table.lock:
+        positions = []
+        for hosted in _of(table, partition):
+            at = hosted.follow_from
+            if hosted.versions is None:
+                continue
+            if at is None or at.log_offset < earliest:
+                _give_up(hosted)
+            else:
+                positions.append(at)
+    return min(positions, key=lambda position: position.log_offset, default=None)
+
+
+def attach(table: HostedTable, partition: Partition) -> None:
+    """The reader's updates reach the versions of its segments; versions that lack some already are given up."""
+    versions = partition.versions
+    if versions is None:
+        return
+    with table.lock:
+        attached = versions.attached()
+        for hosted in _of(table, partition.id.partition):
+            metadata, own = hosted.metadata, hosted.versions
+            if own is None or attached.get(metadata.name) is own:
+                continue
+            assert metadata.end is not None
+            since = hosted.follow_from.log_offset if hosted.follow_from is not None else 0
+            if not versions.attach(metadata.name, metadata.start_offset, metadata.end.next_offset, own, since=since):
+                _give_up(hosted)
+        for name in attached.keys() - {hosted.metadata.name for hosted in _of(table, partition.id.partition)}:
+            versions.detach(name)
+
+
+def leave(table: HostedTable, partition: Partition) -> None:
+    """A reader ends: its segments remember how far it was."""
+    if partition.versions is None:
+        return
+    with partition.lock, table.lock:
+        position, attached = partition.position, partition.versions.attached()
+        for name, versions in attached.items():
+            hosted = table.segments.get(name)
+            if hosted is None or hosted.versions is not versions:
+                continue
+            if hosted.follow_from is None or hosted.follow_from.log_offset < position.log_offset:
+                hosted.follow_from = position
+            partition.versions.detach(name)
+
+
+def wanted_followers(table: HostedTable) -> set[int]:
+    """Partitions whose sealed segments nobody keeps up to date. Followers without a segment end."""
+    for number, follower in list(table.followers.items()):
+        if follower.state is PartitionState.STOPPED:
+            _give_up_all(table, number)
+    with table.lock:
+        held = {hosted.metadata.partition for hosted in table.segments.values() if hosted.versions is not None}
+        idle = [number for number in table.followers if number not in held or number in table.partitions]
+        wanted = held - table.partitions.keys() - table.followers.keys()
+    for number in idle:
+        end_follower(table, number)
+    return wanted
+
+
+def follow(table: HostedTable, partition: int, earliest: int, begin: Callable[[Position], Partition]) -> None:
+    """Starts a follower. `begin` makes one that reads from a position and keeps no rows."""
+    with table.lock:
+        positions = [hosted.follow_from for hosted in _of(table, partition) if hosted.versions is not None]
+    known = [position for position in positions if position is not None and position.log_offset >= earliest]
+    if not known:
+        return
+    start = min(known, key=lambda position: position.log_offset)
+    follower = begin(msgspec.structs.replace(start, next_offset=NO_ROWS))
+    attach(table, follower)
+    with table.lock:
+        table.followers[partition] = follower
+    log_event(_log, "versions of sealed segments are followed", partition=str(follower.id), epoch=start.epoch)
+
+
+def end_follower(table: HostedTable, partition: int) -> None:
+    with table.lock:
+        follower = table.followers.pop(partition, None)
+    if follower is not None:
+        leave(table, follower)
+        follower.close()
+
+
+def _of(table: HostedTable, partition: int) -> list[HostedSegment]:
+    return [hosted for hosted in table.segments.values() if hosted.metadata.partition == partition]
+
+
+def _give_up_all(table: HostedTable, partition: int) -> None:
+    """What the log has does not fit to the versions here."""
+    end_follower(table, partition)
+    with table.lock:
+        for hosted in _of(table, partition):
+            if hosted.versions is not None:
+                _give_up(hosted)
+
+
+def _give_up(hosted: HostedSegment) -> None:
+    log_event(_log, "versions of a segment cannot be continued here, they are fetched", segment=hosted.metadata.name)
+    hosted.versions = hosted.follow_from = None
