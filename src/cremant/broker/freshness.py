@@ -19,9 +19,10 @@ _SOURCES = ("index", "create", "logAppend")
 
 
 def freshness_of(
-    answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int]
-) -> Freshness:
-    """`floors`: of the query's `notBefore`."""
+    answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int],
+    cut: int | None = None,
+) -> Freshness:  # fmt: skip
+    """`floors`: of the query's `notBefore`. `cut`: the epoch of the answer, upsert tables; it is all of its token."""
     tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
     result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(tails))
     if not tails:
@@ -30,11 +31,11 @@ def freshness_of(
     events = [mark.max_ingestion_ms for mark in watermarks if mark.max_ingestion_ms is not None]
     result.newest_event_ms = max(events, default=None)
     result.source = min((mark.source for mark in watermarks), key=_strength)
-    result.epoch = min(mark.epoch for mark in watermarks)
+    result.epoch = min(mark.epoch for mark in watermarks) if cut is None else cut
     known = [mark.freshness_ms for mark in watermarks]
     if len(tails) == partitions_expected and all(value is not None for value in known):
         result.fresh_ms = min(value for value in known if value is not None)
-    result.read_token = read_token(record, result.epoch, tails.values(), floors)
+    result.read_token = read_token(record, result.epoch, tails.values() if cut is None else (), floors)
     return result
 
 

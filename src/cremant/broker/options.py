@@ -3,6 +3,8 @@
 
 timeoutMs                                     how long it may take (default: the table's, then 10 s)
 notBefore                                     a readToken: no older rows than that answer had
+asOfEpoch                                     upsert tables: what was visible when this epoch was closed
+skipUpsert, skipUpsertDelete                  upsert tables: superseded rows, too; deleted keys, too
 useFixedReplica                               always the same replicas, whatever their load
 numReplicaGroupsToQuery                       1: as few servers as possible; more: spread over all replicas
 maxQueryResponseSizeBytes,
@@ -17,8 +19,10 @@ from collections.abc import Mapping
 from cremant.broker.tokens import floors_of
 from cremant.cluster.routing import Wishes
 from cremant.model.cluster import TableView
-from cremant.model.errors import UserError
+from cremant.model.errors import QueryError, UserError
 from cremant.model.limits import QUERY_ANSWER_BYTES_MAX, QUERY_TIMEOUT_MS
+from cremant.model.query_codes import QueryCode
+from cremant.model.upsert import Visibility
 from cremant.sql.planner import flag
 
 #: Longer waits are cut to an hour: nothing a broker does takes longer, and deadlines stay finite.
@@ -45,10 +49,30 @@ def server_answer_bytes_max(options: Mapping[str, str]) -> int:
     return QUERY_ANSWER_BYTES_MAX if given is None else min(given, QUERY_ANSWER_BYTES_MAX)
 
 
+def as_of_epoch(options: Mapping[str, str]) -> int | None:
+    """Raises UserError for an option that is no epoch."""
+    if options.get("asofepoch") == "0":
+        return 0
+    return _number(options, "asofepoch", "asOfEpoch")
+
+
+def visibility_of(options: dict[str, str]) -> Visibility:
+    if flag(options, "skipupsert"):
+        return Visibility.ALL
+    return Visibility.IN_FORCE if flag(options, "skipupsertdelete") else Visibility.VISIBLE
+
+
 def wishes_of(options: dict[str, str], table: TableView, known: Mapping[tuple[int, str], int]) -> Wishes:
-    """Raises QueryError 700 for a token that is none, UserError for numbers that are none."""
+    """Raises QueryError 700 for a token that is none, or for a wish that only upsert tables can fulfil; UserError for
+    numbers that are none."""
+    is_upsert = table.record.config.upsert is not None
+    if as_of_epoch(options) is not None and not is_upsert:
+        raise QueryError(
+            QueryCode.QUERY_VALIDATION, f"QueryValidationError: asOfEpoch: {table.name} is not an upsert table",
+            hint="leave asOfEpoch away: rows of an append table never change",
+        )  # fmt: skip
     token = options.get("notbefore")
-    floors = floors_of(token, table) if token is not None else {}
+    floors = floors_of(token, table) if token is not None and not is_upsert else {}
     groups = _number(options, "numreplicagroupstoquery", "numReplicaGroupsToQuery")
     return Wishes(
         floors=floors,

@@ -87,6 +87,13 @@ class Peers:
             raise PeerError(f"{url} answered {status}: {answer[:300].decode('utf-8', 'replace')}")
         return answer
 
+    async def get(self, url: str, path: str, *, timeout_s: float) -> bytes:
+        """The answer's body. Raises as `post`."""
+        status, answer = await self._send("GET", url, path, b"", "", timeout_s, lambda length: None)
+        if status != 200:
+            raise PeerError(f"{url} answered {status}: {answer[:300].decode('utf-8', 'replace')}")
+        return answer
+
     async def status(self, method: str, url: str, path: str, *, timeout_s: float) -> int:
         """The answer's status. Raises Unavailable or PeerError."""
         status, _ = await self._send(method, url, path, b"", "", timeout_s, lambda length: None)

@@ -25,11 +25,17 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from cremant.broker.arrow import arrow_table
-from cremant.broker.encode import encode_rows
+from cremant.broker.epochs import Epochs
 from cremant.broker.freshness import freshness_of
-from cremant.broker.options import answer_bytes_max, server_answer_bytes_max, timeout_ms, wishes_of
+from cremant.broker.options import (
+    answer_bytes_max,
+    as_of_epoch,
+    server_answer_bytes_max,
+    timeout_ms,
+    wishes_of,
+)
 from cremant.broker.response import BrokerResponse, Result
+from cremant.broker.results import encoded, explain, page
 from cremant.broker.room import Admission, Room
 from cremant.broker.scatter import Errand, Network
 from cremant.broker.trace import trace_info
@@ -41,7 +47,6 @@ from cremant.exec.stop import Stop
 from cremant.model.cluster import ClusterView, TableView
 from cremant.model.errors import QueryError, UserError
 from cremant.model.limits import (
-    ANSWER_ROWS_MAX,
     BROKER_ANSWER_BYTES_MAX,
     BROKER_QUERIES_RUNNING_MAX,
     BROKER_QUERIES_WAITING_MAX,
@@ -66,6 +71,8 @@ _INLINE_ROWS_MAX = 100
 #: Time to reduce what arrived after the time of the query was spent on waiting for the rest; and, for what cannot be
 #: stopped by a deadline of its own (planning, encoding), before it is given up.
 _GRACE_S = 1.0
+#: Cuts that a query of an upsert table tries: a second one if servers have let go of the first meanwhile.
+_CUTS_MAX = 3
 
 
 @dataclass(slots=True)
@@ -101,6 +108,7 @@ class QueryService:
         #: Called once per finished query, for metrics.
         self.on_response: Callable[[BrokerResponse], None] = lambda response: None
         self.view = view
+        self.epochs = Epochs(self.network.peers)
         self._engine = engine
         self._planner = Planner()
         self._pool = ThreadPoolExecutor(QUERIES_RUNNING_MAX, thread_name_prefix="reduce")
@@ -113,6 +121,7 @@ class QueryService:
         self._shown: dict[str, dict[tuple[int, str], int]] = {}
 
     def close(self) -> None:
+        self.epochs.close()
         self.network.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -256,23 +265,17 @@ class QueryService:
         self, routes: Routes, plan: Plan, asked: _Asked, response: BrokerResponse, deadline_s: float, room: Room
     ) -> list[pa.Table] | None:
         """The servers' tables; None if there is nothing to reduce (all of it failed)."""
-        table = routes.table
-        record = table.record
+        table, record = routes.table, routes.table.record
         shown = self._shown_of(record.incarnation)
-        wishes = wishes_of(plan.options, table, shown)
-        parts = routes.parts(plan.prune)
-        response.tables, response.pruned_by_broker = (table.name,), parts.pruned
         began_s = time.monotonic()
-        shape = _shape(plan)
-        gather = self._new_gather(routes, parts.needed, deadline_s, wishes, shape)
-        if parts.needed:
-            errand = Errand(response.request_id, plan, table.name, record.incarnation, shape, room)
-            await self.network.scatter(gather, errand)
+        gather = await self._scatter(routes, plan, response, deadline_s, room)
         asked.stages_ms["gatherMs"] = (time.monotonic() - began_s) * 1000
         response.exceptions += gather.exceptions
         response.servers_queried, response.servers_responded = len(gather.asked), len(gather.responded)
         response.answers = [answer for answer, _ in gather.answers]
-        response.freshness = freshness_of(response.answers, record, len(table.partitions), wishes.floors)
+        epoch = None if gather.chosen is None else gather.chosen.epoch
+        expected = len(table.partitions) if gather.chosen is None else gather.chosen.count(len(table.partitions))
+        response.freshness = freshness_of(response.answers, record, expected, gather.wishes.floors, epoch)
         for answer, arrival in gather.answers:
             shown.update(((tail.partition, arrival.server), tail.covered.next) for tail in answer.partitions)
         asked.arrivals = gather.answers
@@ -283,6 +286,36 @@ class QueryService:
             return None
         stop = Stop(deadline_s)
         return [await self._in_thread(stop, self._empty_partial, plan, table, stop)]
+
+    async def _scatter(
+        self, routes: Routes, plan: Plan, response: BrokerResponse, deadline_s: float, room: Room
+    ) -> Gather:
+        """Asks the servers; of an upsert table anew, with a new cut, if nobody knows the first one any more."""
+        record = routes.table.record
+        is_upsert = record.config.upsert is not None
+        if is_upsert:
+            await self.epochs.begin(routes, deadline_s)
+        for left in reversed(range(_CUTS_MAX)):
+            wishes = wishes_of(plan.options, routes.table, self._shown_of(record.incarnation))
+            marks = self.epochs.marks(routes.table, plan.options) if is_upsert else None
+            if is_upsert:
+                wishes = replace(wishes, timely=self.epochs.low.timely(record.incarnation))
+            parts = routes.parts(plan.prune)
+            response.tables, response.pruned_by_broker = (routes.table.name,), parts.pruned
+            shape = _shape(plan)
+            gather = self._new_gather(routes, parts.needed, deadline_s, wishes, shape)
+            gather.marks = marks
+            gather.may_restart = is_upsert and left > 0 and as_of_epoch(plan.options) is None
+            if parts.needed:
+                errand = Errand(response.request_id, plan, routes.table.name, record.incarnation, shape, room)
+                await self.network.scatter(gather, errand)
+            if not gather.stale:
+                break
+            assert plan.table is not None
+            routes = self.routes(plan.table)
+        if gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
+            self.epochs.low.answered(record.incarnation, gather.chosen)
+        return gather
 
     def _new_gather(
         self, routes: Routes, parts: tuple[Any, ...], deadline_s: float, wishes: Wishes, shape: Hashable
@@ -341,39 +374,6 @@ class QueryService:
                 QueryCode.BROKER_TIMEOUT, "BrokerTimeoutError: the broker did not finish its part of the query in time",
                 hint="raise timeoutMs, or ask for fewer rows",
             ) from error  # fmt: skip
-
-
-def encoded(plan: Plan, result: pa.Table, *, arrow: bool) -> Result:
-    """As JSON, or as the client wants it. Raises QueryError 245 for too many rows."""
-    if result.num_rows > ANSWER_ROWS_MAX:
-        raise QueryError(
-            QueryCode.SERVER_RESOURCE_LIMIT,
-            f"the answer has {result.num_rows} rows, at most {ANSWER_ROWS_MAX} are given out",
-            hint="lower LIMIT, or fetch the rows in pages",
-        )
-    if arrow:
-        return Result(result.num_rows, table=arrow_table(result, plan.result))
-    return Result(result.num_rows, rows=encode_rows(result, plan.result))
-
-
-def explain(plan: Plan, routes: Routes | None, response: BrokerResponse, *, arrow: bool) -> None:
-    """The answer to EXPLAIN PLAN FOR: nobody is asked. `{segments}` stands for how many segments would be."""
-    assert plan.explain is not None
-    segments = 0
-    if routes is not None:
-        parts = routes.parts(plan.prune)
-        segments = len(parts.needed)
-        response.tables, response.pruned_by_broker = (routes.table.name,), parts.pruned
-    operators, ids, parents = zip(*plan.explain, strict=True)
-    shown = [operator.replace("{segments}", str(segments)) for operator in operators]
-    rows = pa.table({"operator": shown, "id": ids, "parent": parents})
-    response.put(plan, encoded(plan, rows, arrow=arrow))
-
-
-def page(tables: list[pa.Table], plan: Plan) -> pa.Table:
-    """Rows [offset, offset + limit) of the concatenation."""
-    whole = tables[0] if len(tables) == 1 else pa.concat_tables(tables)
-    return whole.slice(plan.offset, plan.limit)
 
 
 def _shape(plan: Plan) -> Hashable:

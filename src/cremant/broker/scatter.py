@@ -266,6 +266,7 @@ class Scatter:
             tails=ask.tails(self.gather.wishes.floors),
             prune=errand.plan.prune,
             shortcut=errand.plan.shortcut,
+            cut=self.gather.cut,
             budget_ms=effect.budget_ms,
         )
         headers = {CAUSE_HEADER: query.cause_id} if query.cause_id else {}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read tokens: an answer names the rows it showed, and a later query may ask not to see fewer. Pure.
 
-`readToken` of an answer is opaque for clients (base64url of JSON): table, incarnation, epoch, and per partition the
-offset below which every row was part of the answer. `SET notBefore = '<token>'` hands it back.
+`readToken` of an answer is opaque for clients (base64url of JSON): table, incarnation, epoch, and, of append tables,
+per partition the offset below which every row was part of the answer. `SET notBefore = '<token>'` hands it back.
+A token of an epoch that a rewind took back is refused: what it named is not there any more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from cremant.cluster.lowwater import is_void
 from cremant.model.cluster import TableRecord, TableView
 from cremant.model.errors import QueryError
 from cremant.model.query_codes import QueryCode
@@ -47,14 +49,7 @@ def read_token(
 
 def floors_of(text: str, table: TableView) -> dict[int, int]:
     """Partition -> offset that an answer must reach. Raises QueryError 700 for what is no token of this table."""
-    token = _decoded(text)
-    if token.t != table.name:
-        raise _refused(f"the token is of table {token.t}, the query asks {table.name}")
-    if token.i != table.record.incarnation:
-        raise _refused(
-            f"the token is of an earlier table {token.t}, which was dropped",
-            hint="leave notBefore away once, then use the readToken of that answer",
-        )
+    token = _token_of(text, table)
     known = {str(part.record.partition): part.record.partition for part in table.partitions}
     floors: dict[int, int] = {}
     for name, offset in token.o.items():
@@ -64,6 +59,32 @@ def floors_of(text: str, table: TableView) -> dict[int, int]:
             raise _refused(f"the token names an offset of partition {name} that no log has")
         floors[known[name]] = offset
     return floors
+
+
+def epoch_of(text: str, table: TableView) -> int:
+    """The epoch of the answer, upsert tables. Raises QueryError 700 for what is no token of this table."""
+    epoch = _token_of(text, table).e
+    if not 0 <= epoch < _OFFSETS_END:
+        raise _refused("the token names an epoch that no table has")
+    return epoch
+
+
+def _token_of(text: str, table: TableView) -> _Token:
+    token = _decoded(text)
+    if token.t != table.name:
+        raise _refused(f"the token is of table {token.t}, the query asks {table.name}")
+    if token.i != table.record.incarnation:
+        raise _refused(
+            f"the token is of an earlier table {token.t}, which was dropped",
+            hint="leave notBefore away once, then use the readToken of that answer",
+        )
+    void = is_void(token.e, table.pipeline_record.rewinds)
+    if void is not None:
+        raise _refused(
+            f"the token is of epoch {token.e}, which was taken back by a rewind to epoch {void.to_epoch}",
+            hint="leave notBefore away once, then use the readToken of that answer",
+        )
+    return token
 
 
 def _decoded(text: str) -> _Token:

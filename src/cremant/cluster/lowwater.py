@@ -40,6 +40,10 @@ class Chosen:
     def ignores(self, partition: int) -> bool:
         return 0 < self.partitions <= partition
 
+    def count(self, partitions: int) -> int:
+        """How many of the table's `partitions` an answer needs."""
+        return min(partitions, self.partitions or partitions)
+
 
 _BEFORE_ALL = Chosen(0)
 
@@ -89,14 +93,12 @@ class LowWater:
         self._states: dict[str, dict[Pair, EpochState]] = {}
         self._floors: dict[str, Chosen] = {}
         self._timely: dict[str, frozenset[Pair]] = {}
-        self._heard: set[str] = set()
 
     # --- what happened ---
 
     def told(self, server: str, reply: EpochsReply) -> None:
         """All that `server` has closed now; what it does not name it does not serve."""
         self._drop(server)
-        self._heard.add(server)
         for incarnation, partitions in reply.epochs.items():
             states = self._states.setdefault(incarnation, {})
             for partition, state in partitions.items():
@@ -106,7 +108,6 @@ class LowWater:
     def gone(self, server: str) -> None:
         """It is not alive any more."""
         self._drop(server)
-        self._heard.discard(server)
         self._changed()
 
     def answered(self, incarnation: str, chosen: Chosen) -> None:
@@ -131,9 +132,10 @@ class LowWater:
 
     # --- what follows ---
 
-    def heard_of(self, servers: Collection[str]) -> bool:
-        """Each of them has said what it has closed."""
-        return self._heard.issuperset(servers)
+    def knows(self, incarnation: str, partitions: Collection[int]) -> bool:
+        """Of each of them, from some server, what is closed."""
+        known = {partition for partition, _ in self.states(incarnation)}
+        return known.issuperset(partitions)
 
     def floor(self, incarnation: str) -> Chosen:
         return self._floors.get(incarnation, _BEFORE_ALL)

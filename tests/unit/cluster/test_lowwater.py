@@ -100,10 +100,10 @@ def test_what_a_server_does_not_name_any_more_it_does_not_serve() -> None:
     known.told("b", reply(p0=state(5)))
     known.told("a", reply(p1=state(6)))
     assert set(known.states("i")) == {(1, "a"), (0, "b")}
-    assert known.heard_of(["a", "b"])
+    assert known.knows("i", [0, 1])
     known.gone("b")
     assert set(known.states("i")) == {(1, "a")}
-    assert not known.heard_of(["a", "b"])
+    assert not known.knows("i", [0, 1])
     known.keep(["j"])
     assert known.states("i") == {}
 
