@@ -57,7 +57,10 @@ class Reconsumer:
             )
         began_s = time.monotonic()
         with self._turn:
-            partition = Partition(own, metadata.start, scratch / "tail", SpillQuota())
+            # Of an upsert table, rows count once their epoch is closed.
+            partition = Partition(
+                own, metadata.start, scratch / "tail", SpillQuota(), upsert=record.config.upsert
+            )  # fmt: skip
             try:
                 self._read(partition, metadata.end, began_s + FETCH_DEADLINE_MS / 1000)
                 sealed = self._build(partition, record, metadata, scratch)

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from versions_kit import upsert_log, upsert_record
 
 from cremant.log.memory import MemoryLog
 from cremant.model.errors import Corrupt, InvariantViolation, NoResource, NotFound, Unavailable
@@ -131,3 +132,23 @@ def test_a_schema_that_grew_and_another_order_give_the_committed_content_all_the
     config = msgspec.structs.replace(world.record.config, sorted_column="city")
     world.record = msgspec.structs.replace(world.record, table_schema=schema, config=config)
     assert world.rebuild().marker.checksum == world.done.checksum
+
+
+def test_of_an_upsert_table_only_closed_epochs_give_rows(tmp_path: Path) -> None:
+    """A killed pipeline left a block of an epoch that its successor cut otherwise."""
+    log = MemoryLog(lambda: 0)
+    epochs = upsert_log(log)
+    for _ in range(3):
+        epochs.write(20)
+    orphans = upsert_log(MemoryLog(lambda: 0), seed=9)
+    orphans.ends, orphans.epoch, orphans.generation = list(epochs.ends), epochs.epoch, epochs.generation
+    orphans.append = epochs.append  # type: ignore[method-assign]
+    orphans.block(0, 30)
+    epochs.start()
+    for _ in range(3):
+        epochs.write(20)
+    record = upsert_record()
+    done, _ = epochs.sealed(tmp_path, 0, 2, 5, record=record)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    assert Reconsumer(log, fsync=False).rebuild(record, done, scratch).marker.checksum == done.checksum
