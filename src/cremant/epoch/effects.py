@@ -41,11 +41,13 @@ class GapTaken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EpochClosed(msgspec.Struct, frozen=True, kw_only=True):
-    """A position to store and a place to cut. `line` is the mark's line for this partition."""
+    """A position to store and a place to cut. `line` is the mark's line for this partition, `partitions` how many it
+    has."""
 
     epoch: int
     position: Position
     line: PartitionMark
+    partitions: int = 0
 
 
 class CaughtUp(msgspec.Struct, frozen=True):

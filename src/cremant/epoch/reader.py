@@ -236,7 +236,7 @@ class PartitionReader:
             log_offset=log_offset + 1, epoch=mark.epoch, generation=self.generation, next_offset=self.next_offset
         )
         self._close(_Closed(position, line.end))
-        effects.append(EpochClosed(epoch=mark.epoch, position=position, line=line))
+        effects.append(EpochClosed(epoch=mark.epoch, position=position, line=line, partitions=mark.partition_count))
         if line.reached_at_ms is not None and self.next_offset >= line.stream_end:
             effects.append(CaughtUp(line.reached_at_ms))
         return effects

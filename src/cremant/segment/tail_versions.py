@@ -146,6 +146,12 @@ class PartitionVersions:
     def tail(self) -> Versions:
         return self._tail.view
 
+    @property
+    def horizon(self) -> int:
+        """Oldest epoch that all rows here can be asked of."""
+        with self.lock:
+            return max((held.versions.horizon for held in self._segments.values()), default=0)
+
     def take(self, batch: pa.RecordBatch, epoch: int) -> None:
         """Rows of the tail; those below `rows_from` are not."""
         with self.lock:

@@ -241,7 +241,7 @@ class Partition:
         """What may be asked of this partition as of an epoch; None: nothing (now)."""
         if self.versions is None or self.behind:
             return None
-        return EpochState(closed=self.versions.epoch, horizon=0, partitions=self._partition_count)
+        return EpochState(closed=self.versions.epoch, horizon=self.versions.horizon, partitions=self._partition_count)
 
     def _tell_epoch(self) -> None:
         state = self.epoch_state
@@ -309,6 +309,7 @@ class Partition:
                 assert_never(effect)
 
     def _epoch_closed(self, closed: EpochClosed) -> None:
+        self._partition_count = closed.partitions
         if self.versions is not None:
             self.versions.closed(closed.epoch)
         if self._reading_at < self._start.log_offset:

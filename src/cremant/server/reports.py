@@ -2,15 +2,20 @@
 """What a server says with its heartbeats: the state of each replica here, and how far each tail is.
 
 An open replica is CONSUMING, or in ERROR: its partition was stopped by a rule, or its rows cannot be built (they are
-served all the same). A sealed one is ONLINE from its files or from its tail, OFFLINE while it has neither, or in ERROR
-with the cause while it cannot be built or fetched. All of it is retried with backoff.
+served all the same). A sealed one is ONLINE from its files or from its tail, OFFLINE while it has neither (of an upsert
+table: or its versions are not here), or in ERROR with the cause while it cannot be built or fetched. All of it is
+retried with backoff.
 """
 
 from __future__ import annotations
 
+import time
+import weakref
 from collections.abc import Iterable
 
-from cremant.model.cluster import InstanceReport, SegmentReport, TailReport
+import msgspec
+
+from cremant.model.cluster import InstanceReport, SegmentReport, TailReport, VersionsReport
 from cremant.model.segments import ReplicaState, SegmentMetadata
 from cremant.server.partition import Partition, PartitionState
 from cremant.server.table import HostedSegment, HostedTable
@@ -20,12 +25,17 @@ def report_of(tables: Iterable[HostedTable]) -> InstanceReport:
     segments: list[SegmentReport] = []
     tails: list[TailReport] = []
     for table in tables:
+        # Before the lock, which queries wait for: it may look at every row.
+        versions = {number: _versions_report(partition) for number, partition in list(table.partitions.items())}
         with table.lock:
             segments += [_sealed_report(table, hosted) for hosted in table.segments.values()]
             segments += [
                 _open_report(table, metadata) for metadata in table.open.values() if metadata.name not in table.segments
             ]
-            tails += [_tail_report(partition) for partition in table.partitions.values()]
+            tails += [
+                _tail_report(table, partition, versions.get(partition.id.partition))
+                for partition in table.partitions.values()
+            ]
     return InstanceReport(segments=tuple(segments), tails=tuple(tails))
 
 
@@ -36,12 +46,15 @@ def _sealed_report(table: HostedTable, hosted: HostedSegment) -> SegmentReport:
         state = ReplicaState.ERROR
     elif sealed is None and table.serves_from_tail(metadata):
         state = ReplicaState.ONLINE
+    elif sealed is not None and table.record.config.upsert is not None and hosted.versions is None:
+        state = ReplicaState.ERROR if hosted.error else ReplicaState.OFFLINE
     # What was not read in full yet, or is about to be deleted, is served, and is no copy to count on (I-6).
     holds = hosted.verified and (hosted.unwanted_since_s is None or hosted.last_copy)
     return SegmentReport(
         table=table.name, segment=metadata.name, state=state, rows=metadata.rows, error=hosted.error,
         checksum=sealed.marker.checksum if sealed is not None and holds else None,
         bytes=sealed.disk_bytes if sealed is not None else 0, progress=table.progress.get(metadata.name, 0),
+        snapshot_log_offset=hosted.snapshot.log_offset if sealed is not None and hosted.snapshot is not None else None,
     )  # fmt: skip
 
 
@@ -56,10 +69,42 @@ def _open_report(table: HostedTable, metadata: SegmentMetadata) -> SegmentReport
     )  # fmt: skip
 
 
-def _tail_report(partition: Partition) -> TailReport:
+def _tail_report(table: HostedTable, partition: Partition, versions: VersionsReport | None) -> TailReport:
     watermark, snapshot = partition.watermark, partition.tail.snapshot
+    if versions is not None:
+        saved = [
+            hosted.snapshot.epoch for hosted in table.segments.values()
+            if hosted.metadata.partition == partition.id.partition and hosted.snapshot is not None
+        ]  # fmt: skip
+        versions = msgspec.structs.replace(versions, snapshot_epoch=min(saved, default=None))
     return TailReport(
         table=partition.id.table, incarnation=partition.id.incarnation, partition=partition.id.partition,
         first_offset=snapshot.first_offset, rows=snapshot.rows, watermark=watermark, state=partition.state_name,
-        error=partition.error,
+        error=partition.error, versions=versions,
     )  # fmt: skip
+
+
+#: Counting rows looks at all of them: it is done again when it has rested so many times as long as it took.
+_REST_SHARE = 50
+#: (report, monotonic seconds from which on it is counted again)
+_counted: weakref.WeakKeyDictionary[Partition, tuple[VersionsReport, float]] = weakref.WeakKeyDictionary()
+
+
+def _versions_report(partition: Partition) -> VersionsReport | None:
+    """Of tail and sealed segments; counts may be some seconds old."""
+    versions = partition.versions
+    if versions is None:
+        return None
+    known, due_s = _counted.get(partition, (None, 0.0))
+    began_s = time.monotonic()
+    if known is None or began_s >= due_s:
+        parts = (*versions.attached().values(), versions.tail)
+        counts = [part.counts() for part in parts]
+        known = VersionsReport(
+            closed=versions.epoch, horizon=0, rows=sum(part.rows for part in parts),
+            in_force=sum(in_force for _, _, in_force in counts), tombstones=sum(count for _, count, _ in counts),
+            size_bytes=sum(part.nbytes for part in parts),
+        )  # fmt: skip
+        ended_s = time.monotonic()
+        _counted[partition] = known, ended_s + _REST_SHARE * (ended_s - began_s)
+    return msgspec.structs.replace(known, closed=versions.epoch, horizon=versions.horizon)
