@@ -54,7 +54,7 @@ T = TypeVar("T")
 def snapshot_of(table: HostedTable, hosted: HostedSegment) -> Snapshot:
     """Versions of a sealed segment as of the last epoch closed here, for whoever may keep them. Raises NotFound."""
     name = hosted.metadata.name
-    partition = table.partitions.get(hosted.metadata.partition)
+    partition = table.updater(hosted.metadata.partition)
     if partition is None:
         raise NotFound(f"this server does not follow the updates of segment {name} of table {table.name}")
     with partition.lock:  # between two epochs: nobody writes
@@ -119,7 +119,7 @@ class VersionsService:
         """Who asks has read further than we have; in a moment we may have, too."""
         ends_s = time.monotonic() + min(max(wait_ms, 0), WAIT_MAX_MS) / 1000
         while time.monotonic() < ends_s:
-            partition = table.partitions.get(hosted.metadata.partition)
+            partition = table.updater(hosted.metadata.partition)
             if partition is None or partition.position.epoch >= epoch:
                 return
             await asyncio.sleep(_LOOK_EVERY_S)

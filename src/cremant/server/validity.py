@@ -231,12 +231,12 @@ def adopt(table: HostedTable, hosted: HostedSegment, sealed: SealedSegment, foun
     with table.lock:
         if _is_settled(table, hosted, sealed):
             return True
-        partition = table.partitions.get(metadata.partition)
+        partition = table.updater(metadata.partition)
         if partition is not None and partition.versions is not None:
-            first, end = metadata.start_offset, metadata.end.next_offset
-            if not partition.versions.attach(metadata.name, first, end, found.versions):
+            first, end, since = metadata.start_offset, metadata.end.next_offset, found.position.log_offset
+            if not partition.versions.attach(metadata.name, first, end, found.versions, since=since):
                 return False
-        hosted.versions, hosted.error = found.versions, None
+        hosted.versions, hosted.follow_from, hosted.error = found.versions, found.position, None
         return True
 
 
@@ -248,7 +248,7 @@ def _is_settled(table: HostedTable, hosted: HostedSegment, sealed: SealedSegment
 
 def _applied(table: HostedTable, hosted: HostedSegment) -> int:
     """Epoch whose updates the partition here has applied; 0 without one."""
-    partition = table.partitions.get(hosted.metadata.partition)
+    partition = table.updater(hosted.metadata.partition)
     return partition.versions.applied if partition is not None and partition.versions is not None else 0
 
 
