@@ -29,7 +29,7 @@ TAIL_LAG_MS_MAX = 2_000
 #: Up to this many rows a query is kept together: scanning them takes about as long as asking one more server.
 TOGETHER_ROWS_MAX = 1_000_000
 
-_ABLE, _LEAVING, _UNSURE, _UNABLE = range(4)
+_ABLE, _LEAVING, _UNSURE, _LATE, _UNABLE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def _best(
     timely = wishes.timely
     if timely is not None:
         ranks = {
-            server: able if (part.partition, server) in timely else max(able, _UNSURE) for server, able in ranks.items()
+            server: able if (part.partition, server) in timely else max(able, _LATE) for server, able in ranks.items()
         }
     worst = None if like is None else ranks.get(like, _UNABLE)
     return _equals(ranks, avoid.get(part, ()) if avoid else (), suspects, worst)
