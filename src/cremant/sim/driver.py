@@ -8,10 +8,11 @@ whose driver died, may go on writing.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import assert_never
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from typing import Any, TypeVar, assert_never
 
-from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, GapAck, Idle
+from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, GapAck, Idle, UpdateAck
 from cremant.epoch.close import Effect as CloseEffect
 from cremant.epoch.close import Event as CloseEvent
 from cremant.epoch.format import row_block
@@ -51,10 +52,10 @@ from cremant.epoch.start import Event as StartEvent
 from cremant.log.api import OffsetExpired
 from cremant.model.offsets import OffsetRange
 from cremant.sim.engine import Actor, Violation
-from cremant.sim.stream import rows
 from cremant.sim.world import Checkpoint, World
 
-Attempt = Generator[None, None, list[BlockAck]]
+Ack = TypeVar("Ack")
+Attempt = Generator[None, None, list[Ack]]
 #: A task that fails this often fails its batch.
 ATTEMPTS_MAX = 4
 
@@ -70,8 +71,8 @@ class Driver:
         self.world = world
         self.number = number
         self.closing: CloseMachine | None = None
-        #: Task attempts in flight, by partition.
-        self.attempts: dict[int, Attempt] = {}
+        #: Task attempts in flight, by task.
+        self.attempts: Mapping[int, Attempt[Any]] = {}
         self._seen = 0
 
     def run(self) -> Actor:
@@ -130,16 +131,14 @@ class Driver:
             case InspectCheckpoint(name):
                 found = world.checkpoints.get(name)
                 return CheckpointInspected(None if found is None else _state_of(found))
-            case TakeBase(generation, base, checkpoint):
+            case TakeBase(generation, base, checkpoint, _):
                 if generation != world.generation:
                     return GenerationRefused(f"generation {world.generation} is in force")
                 world.base, world.checkpoint = base, checkpoint
                 return BaseTaken()
             case AdoptCheckpoint(source, name, commits_above, plans_above):
-                adopted = world.checkpoints.get(source, Checkpoint()).copy()
-                adopted.commits = {batch for batch in adopted.commits if batch <= commits_above}
-                adopted.plans = {batch: plan for batch, plan in adopted.plans.items() if batch <= plans_above}
-                world.checkpoints[name] = adopted
+                found = world.checkpoints.get(source, Checkpoint())
+                world.checkpoints[name] = found.adopted(commits_above, plans_above)
                 return CheckpointAdopted()
             case Planned() | GiveUp():
                 raise AssertionError(effect)
@@ -186,7 +185,7 @@ class Driver:
                     return
                 checkpoint.plans[planned] = following
                 yield self.pass_time()
-            if not (yield from self._batch(run, self.closing, last)):
+            if not (yield from self._batch(run, self.closing, last, checkpoint)):
                 return
             yield self.pass_time()
             if planned in checkpoint.commits:
@@ -221,7 +220,9 @@ class Driver:
         yield from self._close(machine, machine.step(Idle(ends=ends, at_ms=at_ms)))
         yield 30
 
-    def _batch(self, run: RunPlan, machine: CloseMachine, plan: PlannedBatch) -> Generator[int, None, bool]:
+    def _batch(
+        self, run: RunPlan, machine: CloseMachine, plan: PlannedBatch, checkpoint: Checkpoint
+    ) -> Generator[int, None, bool]:
         gaps: list[GapAck] = []
         shares: dict[int, OffsetRange] = {}
         for partition, (start, end) in enumerate(zip(plan.start, plan.end, strict=True)):
@@ -233,8 +234,13 @@ class Driver:
                 gaps.append(GapAck(partition=partition, range=gap.range))
             if first < end:
                 shares[partition] = OffsetRange(first, end)
-        blocks = yield from self._tasks(run, plan, shares)
+        blocks = yield from self._tasks(
+            {partition: partial(self._attempt, run, plan, partition, share) for partition, share in shares.items()}
+        )
         if blocks is None:
+            return False
+        updates = yield from self._updates(run, plan, shares, checkpoint)
+        if updates is None:
             return False
         at_ms = self.world.now_ms
         yield self.pass_time()
@@ -243,6 +249,7 @@ class Driver:
             plan=plan,
             blocks=tuple(blocks),
             gaps=tuple(gaps),
+            updates=tuple(updates),
             stream_ends=tuple(partition.end for partition in self.world.stream[: len(plan.end)]),
             ends_read_at_ms=at_ms,
         )
@@ -271,20 +278,19 @@ class Driver:
 
     # --- tasks ---
 
-    def _tasks(
-        self, run: RunPlan, plan: PlannedBatch, shares: dict[int, OffsetRange]
-    ) -> Generator[int, None, list[BlockAck] | None]:
-        """Acknowledged blocks of the attempts that succeeded; None if the batch failed."""
+    def _tasks(self, tasks: Mapping[int, Callable[[], Attempt[Ack]]]) -> Generator[int, None, list[Ack] | None]:
+        """What the attempts that succeeded were acknowledged; None if the batch failed."""
         world = self.world
-        acks: list[BlockAck] = []
-        failures = dict.fromkeys(shares, 0)
-        self.attempts = {partition: self._attempt(run, plan, partition, share) for partition, share in shares.items()}
-        while self.attempts:
+        acks: list[Ack] = []
+        failures = dict.fromkeys(tasks, 0)
+        attempts = {task: begin() for task, begin in tasks.items()}
+        self.attempts = attempts
+        while attempts:
             yield self.pass_time()
-            partition = world.schedule.choice(list(self.attempts))
-            attempt = self.attempts[partition]
+            task = world.schedule.choice(list(attempts))
+            attempt = attempts[task]
             if world.chance(world.options.task_failure):
-                world.note(f"driver {self.number}: task of partition {partition} is given up")
+                world.note(f"driver {self.number}: task {task} is given up")
                 self.abandon(attempt)
             else:
                 try:
@@ -292,22 +298,29 @@ class Driver:
                     continue
                 except StopIteration as done:
                     acks.extend(done.value)
-                    del self.attempts[partition]
+                    del attempts[task]
                     continue
                 except TaskFailed as failed:
-                    world.note(f"driver {self.number}: task of partition {partition} fails: {failed}")
-            failures[partition] += 1
-            if failures[partition] >= ATTEMPTS_MAX:
+                    world.note(f"driver {self.number}: task {task} fails: {failed}")
+            failures[task] += 1
+            if failures[task] >= ATTEMPTS_MAX:
                 return None
-            self.attempts[partition] = self._attempt(run, plan, partition, shares[partition])
+            attempts[task] = tasks[task]()
         return acks
 
-    def abandon(self, attempt: Attempt) -> None:
+    def _updates(
+        self, run: RunPlan, plan: PlannedBatch, shares: dict[int, OffsetRange], checkpoint: Checkpoint
+    ) -> Generator[int, None, list[UpdateAck] | None]:
+        """What follows the rows of a batch: nothing, where rows are only appended. None if the batch failed."""
+        yield from ()
+        return []
+
+    def abandon(self, attempt: Attempt[Any]) -> None:
         """Nobody waits for it any more; it may go on writing."""
         if self.world.chance(self.world.options.orphan):
             self.world.spawn(_orphan(self.world, attempt), self.world.trouble.choice((1, 10, 50, 200)))
 
-    def _attempt(self, run: RunPlan, plan: PlannedBatch, partition: int, share: OffsetRange) -> Attempt:
+    def _attempt(self, run: RunPlan, plan: PlannedBatch, partition: int, share: OffsetRange) -> Attempt[BlockAck]:
         world = self.world
         acks: list[BlockAck] = []
         at = share.first
@@ -322,7 +335,7 @@ class Driver:
                 epoch=epoch,
                 config_version=config,
                 range=OffsetRange(at, end),
-                batch=rows(partition, at, end, config),
+                batch=world.rows(partition, at, end, config),
                 timestamp_type="logAppend",
             )
             yield
@@ -343,7 +356,7 @@ class Driver:
         return acks
 
 
-def _orphan(world: World, attempt: Attempt) -> Actor:
+def _orphan(world: World, attempt: Attempt[Any]) -> Actor:
     try:
         while True:
             next(attempt)

@@ -14,10 +14,9 @@ import msgspec
 
 from cremant.epoch.protocol import RunPlan
 from cremant.epoch.reader import CaughtUp, EpochClosed, GapTaken, TakeRows
-from cremant.epoch.records import EpochMark, Fence, Gap, Record, RowBlock
+from cremant.epoch.records import EpochMark, Fence, Gap, Record, RowBlock, UpdateBlock
 from cremant.model.offsets import Position
 from cremant.sim.engine import Violation
-from cremant.sim.stream import rows
 
 if TYPE_CHECKING:
     from cremant.sim.world import World
@@ -48,7 +47,7 @@ class PartitionOracle:
 
     def follow(self, record: Record, log_offset: int) -> EpochMark | None:
         """Answers a mark that closed an epoch here."""
-        if isinstance(record, RowBlock | EpochMark):
+        if isinstance(record, RowBlock | UpdateBlock | EpochMark):
             self.epoch_max = max(self.epoch_max, record.epoch)
         if isinstance(record, Fence):
             self.generation = max(self.generation, record.generation)
@@ -155,7 +154,7 @@ class Observers:
                 f"partition {partition}: [{first}, {following}) shown with config {effect.config_version}, the log "
                 f"decided {sorted(oracle.configs(first, following))}",
             )
-        if not effect.batch.equals(rows(partition, first, following, effect.config_version)):
+        if not effect.batch.equals(self._world.rows(partition, first, following, effect.config_version)):
             raise Violation("E-2", f"partition {partition}: rows of [{first}, {following}) are not the stream's")
 
     def took_gap(self, partition: int, end: int, effect: GapTaken) -> None:

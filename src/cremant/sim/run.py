@@ -27,9 +27,10 @@ HEAL_STEPS_MAX = 10_000
 class Supervisor:
     """Keeps a driver alive, and is the faults' hand: it crashes and pauses drivers."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, driver: type[Driver] = Driver) -> None:
         self.world = world
-        self.driver = Driver(world, 0)
+        self._kind = driver
+        self.driver = driver(world, 0)
         self.started = 0
 
     def run(self) -> Actor:
@@ -38,7 +39,7 @@ class Supervisor:
             yield world.schedule.choice((1, 5, 20))
             world.damage_checkpoint()
             self.started += 1
-            self.driver = Driver(world, self.started)
+            self.driver = self._kind(world, self.started)
             world.lease_holder = self.started
             world.note(f"driver {self.started} starts")
             yield from self._life(self.driver)
@@ -62,7 +63,7 @@ class Supervisor:
                 return
 
 
-def _producer(world: World) -> Actor:
+def produce(world: World) -> Actor:
     while world.faults:
         yield world.workload.choice((3, 10, 30))
         partition = world.workload.choice(world.stream)
@@ -114,7 +115,7 @@ def simulate(seed: int, safeguards: Safeguards = ALL, options: Options | None = 
     rule = message = ""
     try:
         world.spawn(supervisor.run())
-        world.spawn(_producer(world))
+        world.spawn(produce(world))
         world.spawn(_changes(world, replicas))
         while world.now_ms < options.safety_ms:
             world.step()

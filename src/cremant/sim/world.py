@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -24,23 +25,35 @@ from cremant.model.offsets import Position
 from cremant.sim.engine import Engine, Violation
 from cremant.sim.observers import Observers
 from cremant.sim.options import Options
-from cremant.sim.stream import StreamPartition
+from cremant.sim.stream import StreamPartition, rows
 
 TOPIC = "epochs.sim"
 INCARNATION = "51b0000000000001"
 
 
 class Checkpoint(msgspec.Struct):
-    """A Spark checkpoint directory: offset log and commit log. Both only ever add what is not there."""
+    """A Spark checkpoint directory: offset log and commit log, which only ever add what is not there, and versions of
+    the state, by the batch that wrote them (never changed: a batch that runs again writes a new one)."""
 
     plans: dict[int, PlannedBatch] = {}
     commits: set[int] = set()
+    states: dict[int, Any] = {}
 
     def copy(self) -> Checkpoint:
-        return Checkpoint(dict(self.plans), set(self.commits))
+        return Checkpoint(dict(self.plans), set(self.commits), dict(self.states))
+
+    def adopted(self, commits_above: int, plans_above: int) -> Checkpoint:
+        """A copy without what has a higher id; state that nobody committed is of no use."""
+        return Checkpoint(
+            {batch: plan for batch, plan in self.plans.items() if batch <= plans_above},
+            {batch for batch in self.commits if batch <= commits_above},
+            {batch: state for batch, state in self.states.items() if batch <= commits_above},
+        )
 
 
 class World(Engine):
+    OBSERVERS: ClassVar[type[Observers]] = Observers
+
     def __init__(self, seed: int, options: Options, safeguards: Safeguards) -> None:
         super().__init__(seed)
         self.options = options
@@ -48,7 +61,7 @@ class World(Engine):
         self.copies = Random(f"{seed}/copies")
         self.log = MemoryLog(lambda: self.now_ms)
         self.stream: list[StreamPartition] = []
-        self.observers = Observers(self)
+        self.observers = self.OBSERVERS(self)
         #: Read, decoded: the bytes of a record are decoded once, whoever reads it.
         self._records: dict[tuple[int, int], Record] = {}
         #: Read, not decoded yet.
@@ -68,6 +81,10 @@ class World(Engine):
             self.add_partition()
 
     # --- stream and log ---
+
+    def rows(self, partition: int, first: int, end: int, config: int) -> pa.RecordBatch:
+        """What the messages of [first, end) become under a config: content of a row block."""
+        return rows(partition, first, end, config)
 
     def add_partition(self) -> None:
         start = self.workload.choice((0, 0, 17))
@@ -125,7 +142,9 @@ class World(Engine):
             if now is not None and now.commits and self.copies.random() < 0.4:
                 # Copied while it was in use, commits first: they lack the last one, the plans are all there.
                 self.note(f"checkpoint {self.checkpoint} is restored without commit {max(now.commits)}")
-                self.checkpoints[self.checkpoint] = Checkpoint(dict(now.plans), now.commits - {max(now.commits)})
+                self.checkpoints[self.checkpoint] = Checkpoint(
+                    dict(now.plans), now.commits - {max(now.commits)}, dict(now.states)
+                )
             elif old:
                 stale = self.trouble.choice(old).copy()
                 self.note(f"checkpoint {self.checkpoint} is restored: plans {sorted(stale.plans)}")

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one seed's world of upsert is like, and which of its safeguards are there."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from cremant.sim import options as epochs
+
+
+class Options(epochs.Options, frozen=True, kw_only=True):
+    """Those of the world of epochs, and: `keys`: different ones; `spread`: how late a row may be, in comparison steps;
+    `state_partitions`: reduce tasks of a batch; `tasks`: map tasks of a batch at most."""
+
+    keys: int
+    spread: int
+    state_partitions: int
+    tasks: int
+    servers: int
+    brokers: int
+    #: A server writes a snapshot of a segment; a server gets a segment of a partition (that it need not consume).
+    snapshot: float
+    move: float
+    #: How old what a broker knows may be, ms.
+    view_age_ms: int
+
+
+class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the coordinator, servers and brokers; True = in place."""
+
+    #: The state keeps more candidates of a key than tasks may bring in one epoch.
+    candidates_suffice: bool = True
+    #: The update writer stops where it cannot tell (behind `candidates_suffice`).
+    candidates_checked: bool = True
+    #: Candidates are compared by (comparison, location), not by who comes last.
+    order_total: bool = True
+    #: State without its commit is not adopted.
+    state_follows_commits: bool = True
+    #: A fresh checkpoint begins with the rows in force.
+    state_rebuilt: bool = True
+    #: ... tombstones among them.
+    tombstones_rebuilt: bool = True
+    #: ... of every partition, or the seed fails.
+    seed_whole: bool = True
+    #: A batch is not replayed for its state when its messages are gone.
+    replay_whole: bool = True
+    #: A server's readers begin at the oldest snapshot of the segments they serve.
+    snapshot_position: bool = True
+    #: A fetched segment is served when it has everything that is closed here.
+    fetched_caught_up: bool = True
+    #: The log is kept from the newest snapshots of durable copies on.
+    log_kept: bool = True
+    #: A server answers at L when it has closed L, not before.
+    cut_awaited: bool = True
+    #: L is the lowest closed epoch of what a query uses, not the highest.
+    cut_lowest: bool = True
+    #: A second attempt of a part asks at the same L.
+    cut_kept: bool = True
+    #: A tail answers from the offset that the broker's view says.
+    tail_from_offset: bool = True
+    #: A broker never answers below what it has answered.
+    floor_kept: bool = True
+    #: An answer needs all partitions that the table had at L.
+    growth_counted: bool = True
+    #: In force at L: validFrom <= L < validUntil, half-open.
+    half_open: bool = True
+
+
+ALL = Safeguards()
+
+
+def draw(seed: int) -> Options:
+    rng = Random(f"{seed}/upsert options")
+
+    def some(*levels: float) -> float:
+        return rng.choice((0.0, *levels))
+
+    common = epochs.draw(seed)
+    chosen = {name: getattr(common, name) for name in epochs.Options.__struct_fields__}
+    chosen.update(
+        staged=True,
+        partitions=rng.choice((1, 2, 3, 3, 4)),
+        safety_ms=rng.choice((400, 800, 1200)),
+        batch_rows=rng.choice((4, 12, 20)),
+        segment_rows=rng.choice((10, 20, 60, 100_000)),
+        trim=some(0.1, 0.5),
+        retention=some(0.02, 0.05),
+    )
+    return Options(
+        **chosen,
+        keys=rng.choice((2, 6, 20, 60)),
+        spread=rng.choice((1, 5, 40)),
+        state_partitions=rng.choice((1, 2, 3)),
+        tasks=rng.choice((1, 2, 4)),
+        servers=rng.choice((1, 2, 3)),
+        brokers=rng.choice((1, 2)),
+        snapshot=some(0.05, 0.3),
+        move=some(0.05, 0.2),
+        view_age_ms=rng.choice((0, 10, 60)),
+    )
