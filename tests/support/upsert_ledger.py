@@ -28,6 +28,8 @@ BUCKETS = 16
 TENANTS = 10
 HOT_KEYS = 200
 V_END = 10_007
+#: Below every comparison value.
+_NEVER = np.iinfo(np.int64).min
 
 SCHEMA: dict[str, Any] = {
     "schemaName": TABLE,
@@ -238,6 +240,22 @@ class ListSink:
         pass
 
 
+class Updates(NamedTuple):
+    """Where the rows are that come into force and those that cease to be."""
+
+    insert_partition: np.ndarray
+    insert_offset: np.ndarray
+    delete_partition: np.ndarray
+    delete_offset: np.ndarray
+
+    def of(self, partition: int) -> tuple[np.ndarray, np.ndarray]:
+        """Offsets of INSERTs and of DELETEs, sorted."""
+        return (
+            np.sort(self.insert_offset[self.insert_partition == partition]),
+            np.sort(self.delete_offset[self.delete_partition == partition]),
+        )
+
+
 class Table:
     """The table at one vector of ends after another, forwards only."""
 
@@ -249,7 +267,7 @@ class Table:
         self.versions = 0
         #: By key: which row is in force (rank and content); `seq` is the lowest number where there is none.
         self.rank = (
-            np.full(keys, np.iinfo(np.int64).min), np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64),
+            np.full(keys, _NEVER), np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64),
         )  # fmt: skip
         self.v = np.zeros(keys, dtype=np.int64)
         self.bucket = np.zeros(keys, dtype=np.int64)
@@ -261,7 +279,8 @@ class Table:
     def seq(self) -> np.ndarray:
         return self.rank[0]
 
-    def advance(self, ends: Sequence[int]) -> None:
+    def advance(self, ends: Sequence[int]) -> Updates:
+        """Answers what the step does to rows, were it one epoch."""
         assert all(new >= old for new, old in zip(ends, self.ends, strict=True)), f"{ends} after {self.ends}"
         parts = []
         places: list[tuple[int, np.ndarray]] = []
@@ -274,12 +293,12 @@ class Table:
         rows = Rows.joined(parts)
         self.versions += len(rows.key)
         partition_of = np.concatenate([np.full(len(offsets), partition) for partition, offsets in places])
-        self._take(rows, partition_of, np.concatenate([offsets for _, offsets in places]))
+        return self._take(rows, partition_of, np.concatenate([offsets for _, offsets in places]))
 
-    def _take(self, rows: Rows, partition: np.ndarray, offset: np.ndarray) -> None:
+    def _take(self, rows: Rows, partition: np.ndarray, offset: np.ndarray) -> Updates:
         """The greatest of each key by (seq, partition, offset), if it is greater than what is in force."""
         if not len(rows.key):
-            return
+            return Updates(partition, offset, partition, offset)
         order = np.lexsort((offset, partition, rows.seq, rows.key))
         key = rows.key[order]
         last = np.append(key[1:] != key[:-1], True)
@@ -293,10 +312,13 @@ class Table:
         for at in (1, 0):
             wins = (new[at] > old[at]) | ((new[at] == old[at]) & wins)
         key, best = key[wins], best[wins]
+        before = key[self.seq[key] > _NEVER]
+        updates = Updates(partition[best], offset[best], self.rank[1][before], self.rank[2][before])
         for column, values in zip(self.rank, (rows.seq, partition, offset), strict=True):
             column[key] = values[best]
         self.v[key], self.bucket[key] = rows.v[best], rows.bucket[best]
         self.visible[key] = ~rows.deleted[best]
+        return updates
 
     def buckets(self) -> list[list[int]]:
         """[bucket, count, sum of v] by bucket."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from upsert_ledger import ListSink, Rows, Table, UpsertLedger, columns_of, key_of
-from upsert_model import UpsertModel
+from upsert_model import DELETE, INSERT, UpsertModel
 
 PARTITIONS = 3
 
@@ -89,3 +89,19 @@ def test_staleness_is_the_age_of_the_oldest_row_that_is_missing() -> None:
     with pytest.raises(AssertionError, match="its end is"):
         ledger.slice(0, 0, ledger.ends()[0] + 1)
     assert key_of(*columns_of(1_234)) == 1_234
+
+
+def test_updates_of_a_step_are_those_of_the_plain_model() -> None:
+    sink = ListSink(PARTITIONS)
+    ledger = UpsertLedger(sink, PARTITIONS, keys=40, seed=9)
+    ledger.produce(900, batch=90)
+    model, table = plain(sink), Table(ledger)
+    whole = ledger.ends()
+    for share in (0.2, 0.2, 0.5, 0.9, 1.0):
+        before = table.ends
+        updates = table.advance([int(end * share) for end in whole])
+        expected = model.updates(before, table.ends)
+        for partition in range(PARTITIONS):
+            inserts, deletes = updates.of(partition)
+            found = {(at, 0, INSERT) for at in inserts.tolist()} | {(at, 0, DELETE) for at in deletes.tolist()}
+            assert found == expected.get(partition, set())
