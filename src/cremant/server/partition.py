@@ -47,7 +47,7 @@ from cremant.segment.tail import SpillQuota, Tail
 from cremant.segment.tail_versions import PartitionVersions
 from cremant.server.partition_id import PartitionId as PartitionId
 from cremant.server.partition_id import PartitionState as PartitionState
-from cremant.server.progress import Progress
+from cremant.server.progress import Progress, SeenEpochs
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
 from cremant.wire.messages import EpochState
@@ -67,17 +67,10 @@ class Partition:
     """
 
     def __init__(
-        self,
-        own: PartitionId,
-        start: Position,
-        directory: Path,
-        quota: SpillQuota,
-        *,
-        max_ingestion_ms: int | None = None,
-        upsert: UpsertConfig | None = None,
-        replay_from: Position | None = None,
-    ) -> None:
-        first = start if replay_from is None or replay_from.log_offset >= start.log_offset else replay_from
+        self, own: PartitionId, start: Position, directory: Path, quota: SpillQuota, *,
+        max_ingestion_ms: int | None = None, upsert: UpsertConfig | None = None, replay_from: Position | None = None,
+    ) -> None:  # fmt: skip
+        first = min(start, replay_from or start, key=lambda position: position.log_offset)
         self.id = own
         self.upsert = upsert
         #: None: an append table.
@@ -113,6 +106,8 @@ class Partition:
         self._expired = False
         self._machine = PartitionReader(own.partition, first, upsert=upsert is not None)
         self._partition_count = 0
+        #: Upsert tables: what was visible as of the last closed epochs.
+        self._seen = SeenEpochs()
         self._told: EpochState | None = None
         #: The turn's own while it reads.
         self._source: LogReader | None = None
@@ -126,6 +121,10 @@ class Partition:
         """Rows that were acknowledged before this process started may not be visible yet; or it is stopped. One that
         had caught up and has trouble with its log now serves what it has, and its watermark says how far that is."""
         return not self._caught_up or self.state is PartitionState.STOPPED
+
+    def watermark_at(self, epoch: int) -> Watermark:
+        """How far a query at a closed epoch sees."""
+        return self._seen.at(epoch, self.watermark)
 
     @property
     def state_name(self) -> str:
@@ -184,9 +183,12 @@ class Partition:
         """Rows [first, end) are served from a segment: the tail begins at `end`, if they were its first ones. May be
         called while a turn runs."""
         if first <= self.tail.snapshot.first_offset < end:
-            self.tail.drop_below(end)
-            if self.versions is not None:
-                self.versions.drop_below(end)
+            self._drop_below(end)
+
+    def _drop_below(self, offset: int) -> None:
+        self.tail.drop_below(offset)
+        if self.versions is not None:
+            self.versions.drop_below(offset)
 
     @property
     def position(self) -> Position:
@@ -226,9 +228,7 @@ class Partition:
             if self.tail.snapshot.next_offset <= end.next_offset:
                 self.reposition(end, max_ingestion_ms)
             else:
-                self.tail.drop_below(end.next_offset)
-                if self.versions is not None:
-                    self.versions.drop_below(end.next_offset)
+                self._drop_below(end.next_offset)
 
     def _wake_waiting(self) -> None:
         """Queries that wait for rows which are visible by now."""
@@ -299,6 +299,7 @@ class Partition:
                 self._epoch_closed(effect)
             case CaughtUp(at_ms=at_ms):
                 self._advance(caught_up_at_ms=newest(self.watermark.caught_up_at_ms, at_ms))
+                self._seen.add(self.watermark)
             case RolledBack(next_offset=next_offset, epoch=epoch):
                 self._roll_back(next_offset, epoch)
             case Stopped(rule=rule, message=message, hint=hint):
@@ -317,11 +318,12 @@ class Partition:
         self.closings.drop_below(self.tail.snapshot.first_offset)
         self.closings.add(closed.position, self.rows_taken, self.bytes_taken)
         self._advance(epoch=closed.epoch)
+        self._seen.add(self.watermark)
 
     def _take(self, taken: TakeRows, now_ms: int) -> None:
         first = self.tail.snapshot.next_offset
-        if taken.range.next <= first and taken.range.first < first:
-            return  # read again for the sake of versions; the rows are of sealed segments
+        if taken.range.first < first and taken.range.next <= first:
+            return  # of sealed segments, read again for the sake of their versions
         batch = taken.batch if taken.range.first >= first else rows_from(taken.batch, first)
         if self.versions is not None:
             # Before the rows: whoever sees these finds their versions.
@@ -355,6 +357,7 @@ class Partition:
         if self.versions is not None:
             self.versions.roll_back(epoch, next_offset, self._reading_at)
         self.closings.truncate(next_offset, epoch)
+        self._seen = SeenEpochs()
         # What was visible newest is unknown now; the next rows say it again.
         self._advance(next_offset=next_offset, epoch=epoch, max_ingestion_ms=None, caught_up_at_ms=None)
         log_event(_log, "partition was rewound", partition=str(self.id), epoch=epoch, offset=next_offset)

@@ -10,7 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from dataclasses import dataclass
+
+import msgspec
+
+from cremant.model.offsets import Watermark
+
+#: Epochs whose freshness is remembered: more than a query lags behind.
+EPOCHS_SEEN = 256
 
 
 @dataclass(slots=True)
@@ -71,3 +79,26 @@ class Progress:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+class SeenEpochs:
+    """What was visible as of the last closed epochs of one partition. One thread adds, any reads."""
+
+    def __init__(self) -> None:
+        self._seen: deque[Watermark] = deque(maxlen=EPOCHS_SEEN)
+
+    def add(self, watermark: Watermark) -> None:
+        """As its epoch was closed, or (the same epoch again) as more became known of it."""
+        if self._seen and self._seen[-1].epoch == watermark.epoch:
+            self._seen[-1] = watermark
+        else:
+            self._seen.append(watermark)
+
+    def at(self, epoch: int, now: Watermark) -> Watermark:
+        """The newest that is not above `epoch`; of one long ago, nothing is known."""
+        for seen in reversed(tuple(self._seen)):
+            if seen.epoch <= epoch:
+                return seen
+        if epoch >= now.epoch:
+            return now
+        return msgspec.structs.replace(now, epoch=epoch, next_offset=0, max_ingestion_ms=None, caught_up_at_ms=None)

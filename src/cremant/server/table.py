@@ -281,7 +281,7 @@ class HostedTable:
                 else:
                     found.segments.append(part)
             for request in tails:
-                tail = self._tail(request)
+                tail = self._tail(request, cut)
                 if tail is None:
                     found.behind.append(request.partition)
                 else:
@@ -318,12 +318,12 @@ class HostedTable:
         parts = partition.tail.snapshot.between(metadata.start_offset, metadata.end_offset)
         return TailRows(metadata.partition, name, parts, partition.versions.tail if partition.versions else None)
 
-    def _tail(self, request: TailRequest) -> ResolvedTail | None:
+    def _tail(self, request: TailRequest, cut: Cut | None) -> ResolvedTail | None:
         partition = self.partitions.get(request.partition)
         if partition is None or partition.behind:
             return None
         # In this order: the rows are then at least as new as the watermark says.
-        watermark = partition.watermark
+        watermark = partition.watermark if cut is None else partition.watermark_at(cut.epoch)
         snapshot = partition.tail.snapshot
         versions = partition.versions.tail if partition.versions is not None else None
         first, end = request.from_offset, snapshot.next_offset
@@ -332,6 +332,8 @@ class HostedTable:
         sealed = self._sealed_before(request.partition, first, snapshot)
         if sealed is None:
             return None
+        if cut is not None:  # later rows are there and do not exist for the query
+            end = max(first, min(end, watermark.next_offset))
         opened = self.open.get(request.partition)
         return ResolvedTail(
             partition=request.partition,
