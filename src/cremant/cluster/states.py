@@ -74,13 +74,15 @@ def replica_state(metadata: SegmentMetadata, said: SegmentReport) -> ReplicaStat
 
 def new_copies(metadata: SegmentMetadata, instance: str, said: SegmentReport, now_ms: int) -> dict[str, Copy] | None:
     """`copies` with this holder registered, or None when nothing changes: only verified, committed content counts, and
-    only of a replica: who lost that part serves its files a moment longer, then deletes them."""
+    only of a replica: who lost that part serves its files a moment longer, then deletes them. Who has the content and
+    cannot serve it (an upsert table whose versions are still on their way) stays a holder."""
     if metadata.status is not SegmentStatus.DONE or metadata.checksum is None or instance not in metadata.replicas:
         return None
     known = metadata.copies.get(instance)
     holds = said.state is ReplicaState.ONLINE and said.checksum == metadata.checksum
     if holds and (known is None or known.checksum != metadata.checksum):
         return {**metadata.copies, instance: Copy(checksum=metadata.checksum, verified_at_ms=now_ms)}
-    if not holds and known is not None and said.state in (ReplicaState.ERROR, ReplicaState.OFFLINE):
+    lost = said.checksum != metadata.checksum and said.state in (ReplicaState.ERROR, ReplicaState.OFFLINE)
+    if lost and known is not None:
         return {holder: copy for holder, copy in metadata.copies.items() if holder != instance}
     return None

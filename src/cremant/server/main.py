@@ -19,6 +19,7 @@ from cremant.server.fetching import SegmentFetcher
 from cremant.server.files import ServerFiles
 from cremant.server.hosting import Hosting
 from cremant.server.metrics import ServerMetrics
+from cremant.server.metrics_of_versions import VersionsMetrics
 from cremant.server.peers import PeerService
 from cremant.server.query import QueryService
 from cremant.server.reconsume import Reconsumer
@@ -30,6 +31,7 @@ from cremant.server.sealing import Sealer
 from cremant.server.uploads import Uploads
 from cremant.server.validity import VersionsKeeper
 from cremant.server.versions_fetch import VersionsClient
+from cremant.server.versions_upload import VersionsUploads
 from cremant.shell.app import RunningServer, TlsListener, listen, make_app, serve
 from cremant.shell.deepstore import open_store
 from cremant.shell.journal import keep_journal
@@ -73,10 +75,13 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     known = VersionsService(hosting)
     versions = VersionsClient(member.id, store, authorities=authorities)
     keeper = VersionsKeeper(hosting.tables, files, logs.epoch, versions, member.id, lambda: member.view)
+    versions_uploads = VersionsUploads(hosting.tables, files, store, member, uploads, lambda: member.view)
     queries = QueryService(hosting.tables, engine, board)
     queries.instance = member.id
     registry = CollectorRegistry()
-    queries.on_answer = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads).query_answered
+    metrics = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads)
+    queries.on_answer = metrics.query_answered
+    VersionsMetrics(registry, keeper, versions_uploads, known)
     all_routes = [
         *routes(hosting, queries, member),
         *epoch_routes(board, member),
@@ -92,6 +97,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     sealer.start()
     uploads.start()
     keeper.start()
+    versions_uploads.start()
     stopped = threading.Event()
 
     def on_handle(server: RunningServer) -> None:
@@ -108,6 +114,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
         sealer.stop()
         uploads.stop()
         keeper.stop()
+        versions_uploads.stop()
         peers.close()
         known.close()
         hosting.stop()

@@ -92,6 +92,13 @@ def test_a_holder_that_reports_an_error_is_no_copy_any_more() -> None:
     assert list(new_copies(_done(1, copies=held), "s2", broken, 5) or {}) == ["s1"]
 
 
+def test_a_holder_that_waits_for_versions_stays_one() -> None:
+    held = {"s1": Copy(checksum="c1", verified_at_ms=0)}
+    waits = SegmentReport(table="t", segment="x", state=ReplicaState.OFFLINE, checksum="c1")
+    assert new_copies(_done(1, copies=held), "s1", waits, 5) is None
+    assert new_copies(_done(1), "s2", waits, 5) is None, "it becomes one once it serves them"
+
+
 def test_retention_takes_sealed_segments_whose_newest_row_is_too_old() -> None:
     old, young, timeless = _done(1, max_time_ms=99), _done(2, max_time_ms=100), _done(3, created_ms=50)
     assert [s.sequence for s in expired([timeless, young, old, OPEN], 900, 1000)] == [1, 3]

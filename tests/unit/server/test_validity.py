@@ -16,8 +16,10 @@ import pyarrow as pa
 import pytest
 from versions_kit import INCARNATION, UpsertLog, shown, upsert_log, upsert_record
 
+from cremant.completion.copies import with_versions
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import ClusterView, LiveInstance, Role, TableView
+from cremant.model.completion import StorePolicy
 from cremant.model.errors import Unavailable
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
@@ -35,8 +37,10 @@ from cremant.server.rest_versions import POSITIONS, SEGMENT, VersionsService
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.server.validity import VersionsKeeper, VersionsSource, lacking_versions
 from cremant.server.versions_fetch import VersionsClient
+from cremant.server.versions_upload import VersionsUploads
 from cremant.shell.app import RunningServer, make_app, serve
 from cremant.store.deepstore import DirectoryStore, checksum_of
+from cremant.wire.messages import CompletionStatus, VersionsStored, VersionsStoredReply
 
 EPOCHS = 16
 OWN = PartitionId("trips", INCARNATION, 1)
@@ -353,3 +357,122 @@ def test_pulled_updates_bring_versions_to_where_the_other_server_is(world: World
     versions.closed(EPOCHS)
     peer.hosted.versions = versions
     peer.check()
+
+
+# --- to the store ---
+
+
+class Controller:
+    """What the controller does with stored versions, and what the record says then."""
+
+    def __init__(self, world: World, server: Server) -> None:
+        self.id = server.id
+        self.world = world
+        self.heard: list[StoredVersions] = []
+        self.replies: list[CompletionStatus] = []
+
+    def call(self, path: str, message: VersionsStored, kind: type[VersionsStoredReply]) -> VersionsStoredReply:
+        assert path == "/internal/v1/versionsStored"
+        self.heard.append(message.versions)
+        if self.replies:
+            return VersionsStoredReply(status=self.replies.pop())
+        known = self.world.metadata
+        changed = with_versions(known, message.checksum, message.versions)
+        if changed is None:
+            return VersionsStoredReply(status=CompletionStatus.DISCARD)
+        before = known.versions.url if known.versions is not None else None
+        self.world.metadata = changed
+        unnamed = before if before != message.versions.url else None
+        return VersionsStoredReply(status=CompletionStatus.KEEP, unnamed=unnamed)
+
+
+class Uploader:
+    def __init__(self, world: World, policy: StorePolicy = StorePolicy.STORE_REQUIRED) -> None:
+        self.server = world.peer()
+        self.server.hosted.snapshot = self.server.partition.position
+        self.controller = Controller(world, self.server)
+        uploads: Any = SimpleNamespace(policy=lambda table: policy)
+        self.uploads = VersionsUploads(
+            {"trips": self.server.table}, self.server.files, world.store, self.controller, uploads,  # type: ignore[arg-type]
+            lambda: world.view,
+        )  # fmt: skip
+
+    def due(self) -> None:
+        for uploaded in self.uploads._uploaded.values():
+            uploaded.due_s = 0.0
+
+
+def _stored(world: World) -> list[str]:
+    return [found.name for found in world.store.list("trips/")]
+
+
+def _in_store(world: World) -> None:
+    world.metadata = msgspec.structs.replace(world.metadata, store_state=StoreState.STORED)
+
+
+def test_versions_follow_their_rows_into_the_store_and_are_replaced_when_they_changed(world: World) -> None:
+    made = Uploader(world)
+    assert made.uploads.look() == 0, "the rows are not stored"
+    _in_store(world)
+    assert made.uploads.look() == 1
+    assert made.uploads.look() == 0, "not due"
+    first = _stored(world)
+    assert len(first) == 1
+    for _ in range(3):
+        world.epochs.write(60)
+    made.server.read(EPOCHS + 3)
+    made.due()
+    assert made.uploads.look() == 1
+    assert len(_stored(world)) == 1, "the former object is gone"
+    assert _stored(world) != first
+    made.server.close()
+    world.servers.clear()
+    world.live.clear()
+    me = world.server("me", EPOCHS + 3)  # every server is lost, and the log before
+    me.install()
+    world.trim(EPOCHS + 3)
+    me.keeper.bring(me.table, me.hosted)
+    assert me.keeper.brought == {VersionsSource.STORE: 1}
+    me.check(EPOCHS + 3)
+
+
+def test_what_did_not_change_is_only_said_to_hold(world: World) -> None:
+    _in_store(world)
+    made = Uploader(world)
+    made.uploads.look()
+    assert world.metadata.versions is not None
+    before = world.metadata.versions
+    world.epochs.mark()  # an epoch of nothing
+    made.server.read(EPOCHS + 1)
+    made.due()
+    assert made.uploads.look() == 1
+    assert (world.metadata.versions.url, made.uploads.landed_total) == (before.url, 1)
+    assert world.metadata.versions.position == world.epochs.positions[1][EPOCHS + 1]
+    made.uploads._uploaded.clear()  # a new process does not know what it uploaded
+    assert made.uploads.look() == 1
+    assert made.uploads.landed_total == 2
+
+
+def test_the_first_server_that_serves_it_sees_to_it(world: World) -> None:
+    _in_store(world)
+    made = Uploader(world)
+    world.live["another"] = "http://127.0.0.1:1"
+    assert made.uploads.look() == 0, "another serves it, and comes before peer"
+    del world.live["another"]
+    world.live["zed"] = "http://127.0.0.1:1"
+    assert made.uploads.look() == 1
+
+
+def test_tables_without_a_store_upload_nothing(world: World) -> None:
+    _in_store(world)
+    assert Uploader(world, StorePolicy.PEERS_ONLY).uploads.look() == 0
+
+
+def test_a_controller_that_does_not_record_it_is_asked_again(world: World) -> None:
+    _in_store(world)
+    made = Uploader(world)
+    made.controller.replies = [CompletionStatus.NOT_LEADER]
+    with pytest.raises(Unavailable, match="the controller answered NOT_LEADER"):
+        made.uploads.look()
+    assert made.uploads.look() == 1
+    assert len(_stored(world)) == 1
