@@ -8,6 +8,8 @@ Rules:
   Numbers are given in order of arrival and never change while the process lives.
 - A column with more than NUMBERS_MAX values so far, or more than NUMBERS_BYTES_MAX, is not grouped by number any more:
   the plain query serves it.
+- Rows that do not exist or do not match may be given HIDDEN as their number: one group more, that is left out of the
+  answer, costs less than taking one row in ten out of every column (half as much, over 2 M rows of two columns).
 - The number of a row is `n0 + n1 * size0 + n2 * size0 * size1 ...`, sizes as they are when the query begins.
 """
 
@@ -22,12 +24,15 @@ import numpy as np
 import pyarrow as pa
 
 from cremant.segment.codes import Codes
+from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
 
 #: Values of one column of a table: some ten MB as Python keys. Segments have up to CODES_MAX each.
 NUMBERS_MAX = 128 * 1024
 #: Their texts: 128 bytes each.
 NUMBERS_BYTES_MAX = 16 * 1024 * 1024
+#: The number of rows that are in no group of the answer.
+HIDDEN = -1
 #: What a 32-bit number holds.
 _COMBINED_MAX = 2**31
 
@@ -93,8 +98,8 @@ class RowKeys:
     def type(self) -> pa.DataType:
         return pa.int16() if math.prod(self.sizes) < 2**15 else pa.int32()
 
-    def numbers(self, piece: Piece, batch: int) -> pa.Array:
-        """The number of each row of a batch."""
+    def numbers(self, piece: Piece, batch: int, shown: RowMask | None = None) -> pa.Array:
+        """The number of each row of a batch; HIDDEN of those that are not `shown` (None: all are)."""
         first, rows = piece.first_rows[batch], piece.batches[batch].num_rows
         found: np.ndarray | None = None
         step = 1
@@ -108,6 +113,8 @@ class RowKeys:
             found = part if found is None else np.add(found, part, out=part)
             step *= size
         assert found is not None
+        if shown is not None:
+            np.putmask(found, ~shown.flags, HIDDEN)
         return pa.array(found)
 
     def columns_of(self, combined: pa.Array, kinds: Sequence[pa.DataType]) -> list[pa.Array]:

@@ -2,7 +2,8 @@
 """One server query over pieces, by the cheapest way that gives the same answer.
 
     rows of a selection   taken out of the batches, no engine
-    different values      read from dictionaries, if a piece is whole, unfiltered, and every row of it is there
+    different values      read from dictionaries, if a piece is whole and unfiltered; of rows that are not all there,
+                          those that occur
     sums and counts       added up here, if the filter is settled and nothing is grouped (sums.py)
     groups                by one number per row instead of several texts (keys.py)
     everything else       the engine; filters that were evaluated already are left out of its text
@@ -15,17 +16,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cremant.exec.engine import Engine, RunResult, RunStats
-from cremant.exec.keys import KeySpace, row_keys
+from cremant.exec.keys import HIDDEN, KeySpace, row_keys
 from cremant.exec.stop import Stop
 from cremant.exec.sums import Part, totals
+from cremant.exec.tables import SLICE_ROWS
 from cremant.model.names import GROUP_KEY
-from cremant.segment.rows import take_column
+from cremant.segment.codes import Codes
+from cremant.segment.rows import RowMask, take_column
 from cremant.segment.scan import Piece
 from cremant.wire.messages import Shortcut
 
@@ -100,12 +104,13 @@ def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> 
     (key,) = task.shortcut.keys
     arrays, others, rows = [], [], 0
     for piece in pieces:
-        codes = piece.index.codes(key.column) if piece.index is not None and piece.immutable else None
-        if codes is None or not piece.complete or piece.masks is not None:
+        codes = piece.index.codes(key.column) if piece.index is not None else None
+        if codes is None or piece.masks is not None or (piece.complete and not piece.immutable):
             others.append(piece)
-        else:
-            arrays.append(codes.values)
-            rows += piece.rows
+            continue
+        stop.check()
+        arrays.append(codes.values if piece.complete else _occurring(codes, piece))
+        rows += piece.existing_rows
     if not arrays:
         return _plain(engine, task, pieces, stop)
     # The values of all pieces, each once per piece at the most: merging them is the broker's.
@@ -117,6 +122,20 @@ def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> 
     rest = _plain(engine, task, others, stop)
     joined = pa.concat_tables([pa.Table.from_batches(table.to_batches(), rest.table.schema), rest.table])
     return RunResult(joined, _added(rest.stats, rows))
+
+
+def _occurring(codes: Codes, piece: Piece) -> pa.Array:
+    """Values that existing rows have. Few values have all been seen after a few of the rows."""
+    seen = np.zeros(len(codes.values), np.bool_)
+    for number, batch in enumerate(piece.batches):
+        first, mask = piece.first_rows[number], piece.existing(number)
+        for low in range(0, batch.num_rows, SLICE_ROWS):
+            high = min(low + SLICE_ROWS, batch.num_rows)
+            part = codes.codes[first + low : first + high]
+            seen[part if mask is None else part[mask.flags[low:high]]] = True
+            if seen.all():
+                return codes.values
+    return codes.values.take(pa.array(np.flatnonzero(seen)))
 
 
 def _sums(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
@@ -157,11 +176,20 @@ def _groups(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace
     keys, coded = (None, []) if not _is_worth_it(kinds, pieces) else row_keys(space, columns, pieces)
     if keys is None:
         return _plain(engine, task, pieces, stop)
+    bare, shown = _hidden_by_key(coded, settled=not shortcut.where)
+
+    def number_of(piece: Piece, number: int) -> pa.Array:
+        return keys.numbers(piece, number, shown[id(piece)][number] if id(piece) in shown else None)
+
     result = engine.run(
-        shortcut.keyed_sql, coded, [*shortcut.keyed_columns, GROUP_KEY], task.schema, deadline_s=stop.deadline_s,
-        constants=task.constants, where=shortcut.where, made={GROUP_KEY: (keys.type, keys.numbers)}, stop=stop,
+        shortcut.keyed_sql, bare, [*shortcut.keyed_columns, GROUP_KEY], task.schema, deadline_s=stop.deadline_s,
+        constants=task.constants, where=shortcut.where, made={GROUP_KEY: (keys.type, number_of)}, stop=stop,
     )  # fmt: skip
     grouped = result.table
+    hidden = sum(mask.hidden for masks in shown.values() for mask in masks if mask is not None)
+    if hidden:
+        grouped = grouped.filter(pc.not_equal(grouped.column(GROUP_KEY), HIDDEN))
+        result = RunResult(grouped, _added(result.stats, -hidden, -hidden))
     values = dict(zip(columns, keys.columns_of(_whole(grouped.column(GROUP_KEY)), kinds), strict=True))
     names = [key.name for key in shortcut.keys]
     arrays = [values[key.column] if key.column else grouped.column(key.name) for key in shortcut.keys]
@@ -179,6 +207,28 @@ def _groups(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace
     return RunResult(table, RunStats(
         result.stats.rows_scanned, result.stats.rows_matched, (time.monotonic() - began_s) * 1000
     ))  # fmt: skip
+
+
+#: Pieces with fewer existing and matching rows than this share are better off without the others.
+_HIDDEN_SHARE = 0.5
+
+
+def _hidden_by_key(
+    pieces: Sequence[Piece], *, settled: bool
+) -> tuple[list[Piece], dict[int, tuple[RowMask | None, ...]]]:
+    """The pieces, some without their masks: their rows are then told apart by their key. And by the id of such a piece,
+    which rows are shown. `settled`: there is no filter, or else it is where a piece is `exact`."""
+    bare: list[Piece] = []
+    shown: dict[int, tuple[RowMask | None, ...]] = {}
+    for piece in pieces:
+        if (settled or piece.exact) and not (piece.complete and piece.masks is None):
+            masks = tuple(piece.chosen(number) for number in range(len(piece.batches)))
+            hidden = sum(mask.hidden for mask in masks if mask is not None)
+            if hidden and hidden <= piece.rows * (1 - _HIDDEN_SHARE):
+                piece = replace(piece, validity=None, masks=None)
+                shown[id(piece)] = masks
+        bare.append(piece)
+    return bare, shown
 
 
 #: Over fewer rows, finding out the numbers costs more than grouping by texts.

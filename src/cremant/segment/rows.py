@@ -20,6 +20,11 @@ class RowMask:
     count: int
 
     @property
+    def hidden(self) -> int:
+        """How many are not set."""
+        return len(self.flags) - self.count
+
+    @property
     def rows(self) -> np.ndarray:
         """Their numbers."""
         return np.flatnonzero(self.flags)

@@ -50,6 +50,11 @@ class Piece:
         """Every row of its batches exists for the query."""
         return self.validity is None or all(mask is None for mask in self.validity)
 
+    @property
+    def existing_rows(self) -> int:
+        """How many rows exist."""
+        return self.rows - sum(mask.hidden for mask in self.validity or () if mask is not None)
+
     def existing(self, number: int) -> RowMask | None:
         """Rows of batch `number` that exist; None: all of them."""
         return self.validity[number] if self.validity is not None else None
