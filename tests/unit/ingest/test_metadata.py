@@ -8,11 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from ingest_kit import TIME_MS, config_of, messages_of, schema_of
+from ingest_kit import FIRST_OFFSET, TIME_MS, config_of, messages_of, schema_of
 
 from cremant.ingest.plan import compile_ingest
 from cremant.log.api import MessageBatch
 from cremant.model.errors import InvalidConfig
+from cremant.model.upsert_json import completed_by
 
 POPULATED = {"metadata.populate": "true"}
 
@@ -79,3 +80,12 @@ def test_an_unknown_kind_of_metadata_is_refused(name: str) -> None:
     config: Any = config_of(stream=POPULATED, transforms={"a": f'"{name}"'})
     with pytest.raises(InvalidConfig, match="recordTimestamp"):
         compile_ingest(schema_of({"a": "STRING"}), config)
+
+
+def test_an_upsert_table_fills_its_column_kafka_offset() -> None:
+    """Without a word on metadata in the table config. As with every transform, a value in the message goes first."""
+    schema = schema_of({"k": "INT", "KafkaOffset": "LONG"}, primaryKeyColumns=["k"], updateSemantic="upsert")
+    config = completed_by(schema, config_of())
+    assert config.upsert is not None
+    done = compile_ingest(schema, config).run(messages_of([{"k": 1, "KafkaOffset": 7}, {"k": 1}]))
+    assert done.batch.column("KafkaOffset").to_pylist() == [7, FIRST_OFFSET + 2]
