@@ -30,7 +30,8 @@ from cremant.model.errors import InvariantViolation
 from cremant.model.names import OFFSET, SUB_ROW
 from cremant.model.upsert import DELETE, INSERT, UPDATE_SCHEMA, Cut, Visibility
 from cremant.segment.locations import Int32s, Int64s, Locations
-from cremant.segment.rows import RowMask
+from cremant.segment.masks import Flags as Flags
+from cremant.segment.masks import MaskCache, Masks
 
 #: `validUntil` of a row in force.
 UNSET = np.iinfo(np.int32).max
@@ -39,12 +40,6 @@ NEVER = np.iinfo(np.int32).min + 1
 #: What an unset `$validUntil` (and both of a row of NEVER) reads as where nulls are not shown.
 UNSET_EPOCH = np.iinfo(np.int64).max
 NEVER_EPOCH = np.iinfo(np.int64).min
-
-Flags = npt.NDArray[np.bool_]
-_KeptMasks = tuple[tuple[object, ...], tuple[RowMask | None, ...]]
-
-#: Masks kept per set of versions: of the epochs that queries use now.
-_MASKS_KEPT = 4
 
 
 class Versions:
@@ -69,8 +64,9 @@ class Versions:
         self.rewinds = 0
         #: Grows with each change: says whether a snapshot is still the newest.
         self.changes = 0
-        #: The newest last; replaced as a whole.
-        self._masks: tuple[_KeptMasks, ...] = ()
+        self._masks = MaskCache(locations.rows, epoch)
+        #: The inverse of `order`, once it was needed.
+        self._place: Int32s | None = None
 
     @classmethod
     def superseded(
@@ -116,8 +112,9 @@ class Versions:
         self.valid_from[inserted] = now
         self.valid_until[inserted] = UNSET
         self.valid_until[deleted] = now
-        self.epoch = epoch
+        self._masks.changed(epoch, rows)
         self.changes += 1
+        self.epoch = epoch  # at last: from here on it may be asked for
         return len(rows)
 
     def _check(self, epoch: int, rows: Int64s, *, in_force: bool) -> None:
@@ -141,7 +138,7 @@ class Versions:
         self.valid_from[later] = self.valid_until[later] = now
         self.epoch = min(self.epoch, epoch)
         self.changes += 1
-        self._masks = ()
+        self._masks.clear(epoch)
 
     # --- what queries ask ---
 
@@ -156,18 +153,30 @@ class Versions:
             flags &= ~self.deleted
         return flags
 
-    def masks(self, cut: Cut, lengths: Sequence[int]) -> tuple[RowMask | None, ...]:
-        """The same in the order of the segment's rows, for batches of these lengths; None where all rows exist. Made
-        once per epoch, shared by queries, never changed."""
-        key = (cut.epoch, cut.visibility, self.rewinds, *lengths)
-        kept = self._masks
-        for known, masks in kept:
-            if known == key:
-                return masks
-        flags = self.mask(cut)
-        masks = _per_batch(flags if self.order is None else flags[self.order], lengths)
-        self._masks = (*kept[1 - _MASKS_KEPT :], (key, masks))
-        return masks
+    def masks(self, cut: Cut, lengths: Sequence[int]) -> Masks:
+        """The same in the order of the segment's rows, for batches of these lengths; None where all rows exist."""
+        return self._masks.get(cut, lengths, lambda rows: self._flags(cut, rows), self._places)
+
+    def _flags(self, cut: Cut, rows: npt.NDArray[np.int64] | None) -> Flags:
+        """Of some rows (of all: in the order of the segment)."""
+        if rows is None:
+            flags = self.mask(cut)
+            return flags if self.order is None else flags[self.order]
+        now = delta(cut.epoch, self.base)
+        some: Flags = (self.valid_from[rows] <= now) & (self.valid_until[rows] > now)
+        if cut.visibility is Visibility.VISIBLE and self.deleted is not None:
+            some &= ~self.deleted[rows]
+        return some
+
+    def _places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where rows are in the segment."""
+        if self.order is None:
+            return rows
+        if self._place is None:
+            place = np.empty(self.rows, np.int32)
+            place[self.order] = np.arange(self.rows, dtype=np.int32)
+            self._place = place
+        return self._place[rows].astype(np.int64)
 
     def epochs_of(self, cut: Cut) -> tuple[Int64s, Int64s]:
         """`$validFrom` and `$validUntil` per row of the segment as seen at the cut: what comes later is unset
@@ -267,14 +276,3 @@ def _absolute(deltas: Int32s, base: int) -> Int64s:
     epochs[deltas == UNSET] = UNSET_EPOCH
     epochs[deltas == NEVER] = NEVER_EPOCH
     return epochs
-
-
-def _per_batch(flags: Flags, lengths: Sequence[int]) -> tuple[RowMask | None, ...]:
-    masks: list[RowMask | None] = []
-    first = 0
-    for length in lengths:
-        part = flags[first : first + length]
-        count = int(np.count_nonzero(part))
-        masks.append(None if count == length else RowMask(part, count))
-        first += length
-    return tuple(masks)
