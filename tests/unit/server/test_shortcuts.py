@@ -31,8 +31,10 @@ from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.model.table import FlushConfig, IndexConfig, StreamConfig, TableConfig
 from cremant.segment.build import SegmentSpec, build_segment
 from cremant.segment.layout import stored_columns
+from cremant.segment.reader import _filter as without
 from cremant.segment.reader import derive
 from cremant.segment.rows import RowMask
+from cremant.segment.scan import Piece
 from cremant.segment.tail import SpillQuota
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.scan import Scan, plan_scan
@@ -352,6 +354,94 @@ def _without_some(piece: Any) -> Any:
         flags = ~odd & ~ulm
         masks.append(RowMask(flags, int(flags.sum())))
     return replace(piece, validity=tuple(masks), immutable=False)
+
+
+#: Share of the rows that do not exist.
+GONE = [0.0, 0.01, 0.1, 0.6, 0.999, 1.0]
+
+
+def exist(batch: pa.RecordBatch, gone: float, seed: int) -> RowMask | None:
+    """Which rows do, by their offsets: the same ones in whatever batch they are."""
+    offsets = batch.column("$offset").to_numpy().astype(np.uint64)
+    mixed = (offsets + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
+    flags = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53 >= gone
+    return RowMask(flags, int(flags.sum())) if not flags.all() else None
+
+
+def ask_existing(world: World, plan: Plan, *, gone: float, seed: int, knowing: bool) -> list[str]:
+    """`knowing`: with all shortcuts, over rows of which some do not exist. Else the SQL alone over those that do."""
+    query = server_query(plan, world, tail=True, knowing=knowing)
+    stop = Stop(time.monotonic() + 60)
+    found = world.table.resolve(query.segments, query.tails)
+    pieces = []
+    for piece in plan_scan(world.table, found, query, stop).pieces:
+        masks = tuple(exist(batch, gone, seed) for batch in piece.batches)
+        if knowing:
+            pieces.append(replace(piece, validity=masks))
+            continue
+        left = tuple(
+            batch if mask is None else without(batch, pa.array(mask.flags))
+            for batch, mask in zip(piece.batches, masks, strict=True)
+        )
+        rows = sum(batch.num_rows for batch in left)
+        pieces.append(Piece(piece.key, 0, piece.segment, left, rows, None, immutable=False))
+    task = Task(query.sql, query.columns, found.alignment.schema, {}, query.shortcut)
+    result = shortcuts.run(world.engine, task, pieces, world.space, stop)
+    table = result.table
+    if plan.reduce_sql is not None:
+        table = world.engine.reduce(plan.reduce_sql, [table], deadline_s=stop.deadline_s)
+    rows_of_answer = [tuple(map(rounded, row.values())) for row in table.slice(plan.offset, plan.limit).to_pylist()]
+    return sorted(map(repr, rows_of_answer))
+
+
+seeds = st.integers(0, 10**6)
+
+
+@few
+@given(sql=groups(), gone=st.sampled_from(GONE), seed=seeds)
+def test_groups_have_only_rows_that_exist(world: World, sql: str, gone: float, seed: int) -> None:
+    plan = plan_of(sql)
+    known = ask_existing(world, plan, gone=gone, seed=seed, knowing=True)
+    assert known == ask_existing(world, plan, gone=gone, seed=seed, knowing=False), (sql, plan.shortcut)
+
+
+@settings(few, max_examples=6)
+@given(sql=selections().filter(lambda sql: "segmentName" not in sql), gone=st.sampled_from(GONE), seed=seeds)
+def test_selections_have_only_rows_that_exist(world: World, sql: str, gone: float, seed: int) -> None:
+    plan = plan_of(sql)
+    known = ask_existing(world, plan, gone=gone, seed=seed, knowing=True)
+    assert known == ask_existing(world, plan, gone=gone, seed=seed, knowing=False), (sql, plan.shortcut)
+
+
+@pytest.mark.parametrize("gone", GONE)
+@pytest.mark.parametrize("sql", [
+    "select count(*), sum(amount), sum(pieces), avg(visits) from sales",
+    "select count(*), sum(amount) from sales where city = 'Ulm'",
+    "select count(*) from sales where code = 'code-of-many-letters-17'",
+    "select distinctcount(city), distinctcount(pieces) from sales",
+    "select distinct city from sales limit 50",
+    "select city, count(*), sum(amount) from sales group by city limit 50",
+    "select city, pieces, max(id) from sales where pieces > 20 group by city, pieces limit 1000",
+    "select city, pieces, max(id) from sales where pieces = 20 group by city, pieces limit 1000",
+    "select city, count(*) filter (where pieces > 3) from sales where amount > 5.5 group by city limit 50",
+    "select id, city from sales where id between 100 and 30000 limit 100000",
+    "select id from sales order by amount desc, id limit 10",
+])  # fmt: skip
+def test_each_shortcut_has_only_rows_that_exist(world: World, sql: str, gone: float) -> None:
+    plan = plan_of(sql)
+    known = ask_existing(world, plan, gone=gone, seed=1, knowing=True)
+    assert known == ask_existing(world, plan, gone=gone, seed=1, knowing=False)
+
+
+@pytest.mark.parametrize("gone", [0.1, 0.9])
+@pytest.mark.parametrize("where", ["", " where city = 'Ulm'", " where amount > 50"])
+def test_a_limit_is_filled_with_rows_that_exist(world: World, gone: float, where: str) -> None:
+    """Rows that do not exist are not counted towards it, neither in the shortcut nor by the engine."""
+    everything = set(ask_existing(world, plan_of(f"select id from sales{where} limit 300000"), gone=gone, seed=2,
+                                  knowing=False))  # fmt: skip
+    some = ask_existing(world, plan_of(f"select id from sales{where} limit 2000"), gone=gone, seed=2, knowing=True)
+    assert len(set(some)) == min(2000, len(everything))
+    assert everything.issuperset(some)
 
 
 @pytest.mark.parametrize("options", ["", "enableNullHandling=true"])
