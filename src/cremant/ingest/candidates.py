@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Candidates: per key the one row of a task that could be in force, as the key coordinator takes them in.
 
-Columns: `key` (keys.py), `rank` (ranks.py), `value` = location (16) · epoch (8, big-endian). Of the rows of a key in
-one task only the greatest can win, so the others stop here; they are superseded in the epoch they came in.
+Columns: `candidate` = rank (ranks.py) · epoch (8, big-endian), ordered as ranks are, whose last VALUE_BYTES say which
+row it is (location) and since when it is in force (epoch); `key` (keys.py). Of the rows of a key in one task only the
+greatest can win, so the others stop here; they are superseded in the epoch they came in.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ from cremant.ingest.ranks import (
     sortable,
 )
 from cremant.model import names
-from cremant.model.errors import InvalidConfig, InvariantViolation
+from cremant.model.errors import InvalidConfig
 from cremant.model.schema import Schema
 from cremant.model.upsert import UpsertConfig
 
-CANDIDATE_SCHEMA = pa.schema(
-    [pa.field("key", pa.binary()), pa.field("rank", pa.binary()), pa.field("value", pa.binary())]
-)
+CANDIDATE_SCHEMA = pa.schema([pa.field("candidate", pa.binary()), pa.field("key", pa.binary())])
 VALUE_BYTES = LOCATION_BYTES + 8
 #: Rows that are kept before they are reduced: some 60 MB.
 PENDING_ROWS_MAX = 512 * 1024
@@ -69,7 +68,7 @@ class Candidates:
         keys = self._keys.keys(batch)
         null = self._keys.null_keys(batch)
         if null is not None:
-            own = np.concatenate((np.full((count, 1), NULL_TAG, np.uint8), bytes_matrix(place)), axis=1)
+            own = np.concatenate((bytes_matrix(place), np.full((count, 1), NULL_TAG, np.uint8)), axis=1)
             keys = pc.if_else(pa.array(null), binary_of(own), keys)
         parts = [part for field in self._comparison for part in comparison_parts(field, batch)]
         epochs = np.broadcast_to(np.asarray(epoch, dtype=np.uint64), count)
@@ -85,8 +84,9 @@ class Candidates:
             return pa.RecordBatch.from_pylist([], schema=CANDIDATE_SCHEMA)
         chunk = self._chunks.pop()
         self._rows = self._reduced = 0
-        value = binary_of(bytes_matrix([*chunk.parts[-3:], chunk.epochs]))
-        return pa.RecordBatch.from_arrays([chunk.keys, rank_bytes(chunk.parts), value], schema=CANDIDATE_SCHEMA)
+        return pa.RecordBatch.from_arrays(
+            [rank_bytes([*chunk.parts, chunk.epochs]), chunk.keys], schema=CANDIDATE_SCHEMA
+        )
 
     def _reduce(self) -> None:
         if not self._chunks:
@@ -146,16 +146,27 @@ class Places(NamedTuple):
     sub_row: np.ndarray
 
 
-def matrix_of(values: pa.BinaryArray, width: int) -> np.ndarray:
-    """Binary cells of `width` bytes each as rows of a matrix. Raises InvariantViolation for another width."""
-    count = len(values)
-    if not count:
-        return np.empty((0, width), dtype=np.uint8)
-    _, bounds, data = values.buffers()
-    ends = np.frombuffer(bounds, np.int32, count + 1, values.offset * 4)
-    if values.null_count or not (np.diff(ends) == width).all():
-        raise InvariantViolation("candidates", f"a value of the key coordinator has not {width} bytes")
-    return np.frombuffer(data, np.uint8, count * width, int(ends[0])).reshape(count, width)
+def values_at(data: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The VALUE_BYTES at each of `starts` as rows of a matrix."""
+    if not len(starts):
+        return np.empty((0, VALUE_BYTES), dtype=np.uint8)
+    values: np.ndarray = np.lib.stride_tricks.sliding_window_view(data, VALUE_BYTES)[starts]
+    return values
+
+
+def values_of(candidates: pa.BinaryArray) -> np.ndarray:
+    """Which row each candidate is, and since when: a matrix of values."""
+    data, bounds = bytes_of(candidates)
+    return values_at(data, bounds[1:] - VALUE_BYTES)
+
+
+def bytes_of(cells: pa.BinaryArray) -> tuple[np.ndarray, np.ndarray]:
+    """The bytes of binary cells, and where each begins and the last ends."""
+    _, bounds, data = cells.buffers()
+    if data is None or not len(cells):
+        return np.empty(0, dtype=np.uint8), np.zeros(len(cells) + 1, dtype=np.int64)
+    ends = np.frombuffer(bounds, np.int32, len(cells) + 1, cells.offset * 4)
+    return np.frombuffer(data, np.uint8), ends.astype(np.int64)
 
 
 def epochs_of(values: np.ndarray) -> np.ndarray:

@@ -2,11 +2,12 @@
 """Primary keys as bytes: one canonical text per key, whatever batch or stream it came in (upsert design, "Table").
 
     key     = column+                     in the order of the schema's `primaryKeyColumns`
-    column  = type tag (1) · length (4, big-endian) · value
-    value   = numbers big-endian in the width of their type, -0.0 as 0.0, one NaN; texts and bytes as they are stored
-    null    = a row of its own: NULL_TAG · location of the row (16)
+    column  = value · length (4, little-endian) · type tag (1), so it is read from its end
+    value   = numbers little-endian in the width of their type, -0.0 as 0.0, one NaN; texts and bytes as they are stored
+    null    = a row of its own: location of the row (16) · NULL_TAG
 
-A function of the stored row alone, so a key read back from a segment has the same bytes. No key begins with byte 0.
+A function of the stored row alone, so a key read back from a segment has the same bytes. What differs most comes first:
+the first eight bytes are what Spark sorts by. No key ends with byte 0.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from cremant.model import names
 from cremant.model.errors import InvalidConfig
 from cremant.model.schema import DataType, FieldSpec, Schema
 
-#: First byte of the key of a row whose key is null, where the table keeps such rows.
+#: Last byte of the key of a row whose key is null, where the table keeps such rows.
 NULL_TAG = 0x7F
 _TAGS: dict[DataType, int] = {
     DataType.INT: 1,
@@ -35,16 +36,16 @@ _TAGS: dict[DataType, int] = {
     DataType.JSON: 9,
     DataType.BYTES: 10,
 }
-#: Bytes of a value, as numpy writes it big-endian.
+#: Bytes of a value, as numpy writes it.
 _FIXED: dict[DataType, str] = {
-    DataType.INT: ">i4",
-    DataType.LONG: ">i8",
-    DataType.FLOAT: ">f4",
-    DataType.DOUBLE: ">f8",
-    DataType.BOOLEAN: ">u1",
-    DataType.TIMESTAMP: ">i8",
+    DataType.INT: "<i4",
+    DataType.LONG: "<i8",
+    DataType.FLOAT: "<f4",
+    DataType.DOUBLE: "<f8",
+    DataType.BOOLEAN: "<u1",
+    DataType.TIMESTAMP: "<i8",
 }
-_HEAD = 5
+_TAIL = 5
 
 
 class KeyEncoder:
@@ -88,23 +89,23 @@ def any_null(batch: pa.RecordBatch, fields: Sequence[FieldSpec]) -> np.ndarray |
 
 
 def _column(data_type: DataType, values: pa.Array) -> np.ndarray | pa.BinaryArray:
-    """Tag, length and value of each cell: a matrix of bytes where they are equally wide, else binary cells."""
+    """Value, length and tag of each cell: a matrix of bytes where they are equally wide, else binary cells."""
     wide = _FIXED.get(data_type)
     if wide is not None:
         numbers = values.to_numpy(zero_copy_only=False)
         if data_type in (DataType.FLOAT, DataType.DOUBLE):
             numbers = np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(numbers.dtype)
         width = int(wide[-1])
-        cells = np.empty((len(numbers), _HEAD + width), dtype=np.uint8)
-        cells[:, :_HEAD] = np.frombuffer(bytes([_TAGS[data_type]]) + width.to_bytes(4, "big"), np.uint8)
-        cells[:, _HEAD:] = np.ascontiguousarray(numbers.astype(wide)).view(np.uint8).reshape(-1, width)
+        cells = np.empty((len(numbers), width + _TAIL), dtype=np.uint8)
+        cells[:, :width] = np.ascontiguousarray(numbers.astype(wide)).view(np.uint8).reshape(-1, width)
+        cells[:, width:] = np.frombuffer(width.to_bytes(4, "little") + bytes([_TAGS[data_type]]), np.uint8)
         return cells
     binary = values.cast(pa.binary())
-    lengths = pc.binary_length(binary).to_numpy(zero_copy_only=False).astype(">u4")
-    heads = np.empty((len(binary), _HEAD), dtype=np.uint8)
-    heads[:, 0] = _TAGS[data_type]
-    heads[:, 1:] = np.ascontiguousarray(lengths).view(np.uint8).reshape(-1, 4)
-    return pc.binary_join_element_wise(binary_of(heads), binary, pa.scalar(b"", pa.binary()))
+    lengths = pc.binary_length(binary).to_numpy(zero_copy_only=False).astype("<u4")
+    tails = np.empty((len(binary), _TAIL), dtype=np.uint8)
+    tails[:, :4] = np.ascontiguousarray(lengths).view(np.uint8).reshape(-1, 4)
+    tails[:, 4] = _TAGS[data_type]
+    return pc.binary_join_element_wise(binary, binary_of(tails), pa.scalar(b"", pa.binary()))
 
 
 def binary_of(matrix: np.ndarray) -> pa.BinaryArray:

@@ -27,7 +27,7 @@ from cremant.model.settings import Settings
 from cremant.model.table import ExpiredOffsets
 from cremant.pipeline.checkpoint import read_plan
 from cremant.pipeline.closer import Closer
-from cremant.pipeline.coordinator import companion_for, coordinate
+from cremant.pipeline.coordinator import Companion, companion_for, coordinate, new_companion
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.reports import outcome_of
@@ -88,13 +88,15 @@ class Run:
         self._wanted: Wanted | None = None
         self._in_batch = threading.Event()
         function = table.record.config.cremant.pipeline.function
-        tasks_max, candidates = task_slots(spark), None
+        tasks_max = task_slots(spark)
+        self._companion: Companion | None = None
         if (upsert := table.record.config.upsert) is not None:
-            companion = companion_for(
-                self._checkpoint, table.record.table_schema, upsert, tasks=tasks_max,
+            new = new_companion(
+                table.record.table_schema, upsert, slots=tasks_max,
                 state_partitions=int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
             )  # fmt: skip
-            tasks_max, candidates = companion.tasks_max, companion.candidates
+            self._companion = companion_for(self._checkpoint, new)
+            tasks_max = self._companion.tasks_max(tasks_max)
         self.spec = RunSpec(
             run_dir=str(run_dir),
             log_settings=log_settings_of(settings),
@@ -112,7 +114,7 @@ class Run:
             replay_batch=plan.replay.batch_id if plan.replay else None,
             replay_epoch=plan.replay.epoch if plan.replay else None,
             function_version=plan.config_version if function else None,
-            candidates=candidates,
+            candidates=self._companion.candidates if self._companion is not None else None,
         )
 
     @property
@@ -135,8 +137,8 @@ class Run:
         if self.spec.function_version is not None and pipeline.function:
             function = load_function(pipeline.function, str(self._settings.pipeline_modules))
             frame = apply_function(frame, function, self.spec, pipeline.function)
-        if self.spec.candidates is not None:
-            frame = coordinate(frame, self.spec.candidates).mapInArrow(UpdateWriter(self.spec), OUTCOME_DDL)
+        if self._companion is not None:
+            frame = coordinate(frame, self._companion).mapInArrow(UpdateWriter(self.spec), OUTCOME_DDL)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
         self._query = (
             frame.writeStream.foreachBatch(self._on_batch)

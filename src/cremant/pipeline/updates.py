@@ -18,11 +18,11 @@ import pyarrow as pa
 from cremant.epoch.format import to_message
 from cremant.epoch.records import DELETE, INSERT
 from cremant.epoch.updates import update_block
-from cremant.ingest.candidates import VALUE_BYTES, epochs_of, matrix_of, places_of
+from cremant.ingest.candidates import VALUE_BYTES, bytes_of, epochs_of, places_of, values_at
 from cremant.log.api import Log
 from cremant.model.errors import InvariantViolation
 from cremant.pipeline import worker
-from cremant.pipeline.coordinator import REPORT_PREFIX
+from cremant.pipeline.coordinator import IS_REPORT
 from cremant.pipeline.spec import RunSpec
 from cremant.pipeline.task import giving_up_loudly
 
@@ -44,33 +44,42 @@ class Updates(NamedTuple):
     op: np.ndarray
 
 
-def decide(best: pa.ListArray, epoch: int, candidates: int) -> Updates:
-    """`best`: per key its greatest candidates, greatest first. Raises InvariantViolation where all that the state
-    can keep of a key are of this epoch, so that the row in force before may have been pushed out, or where one is of
-    a later epoch."""
-    values = matrix_of(best.flatten(), VALUE_BYTES)
-    lengths = best.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    firsts = np.cumsum(lengths) - lengths
-    epochs = epochs_of(values)
-    if len(epochs) and int(epochs.max()) > epoch:
-        raise InvariantViolation("upsert", f"the key coordinator holds a row of epoch {epochs.max()} in epoch {epoch}")
-    current = epochs == epoch
-    wins = current[firsts]
-    before = np.full(len(lengths), -1)
-    for place in range(1, int(lengths.max(initial=0))):
-        open_keys = np.flatnonzero((before < 0) & (lengths > place) & wins)
-        at = firsts[open_keys] + place
-        older = ~current[at]
-        before[open_keys[older]] = at[older]
-    if bool((wins & (before < 0) & (lengths >= candidates)).any()):
-        raise InvariantViolation(
-            "upsert",
-            f"{candidates} tasks or more brought rows of one key in epoch {epoch}, at most {candidates - 1} may",
-            hint="cremant table rebuild-keys makes the key coordinator's state anew",
-        )
-    inserted, deleted = firsts[wins], before[before >= 0]
-    places = places_of(values[np.concatenate((inserted, deleted))])
-    ops = np.concatenate((np.full(len(inserted), INSERT, np.int8), np.full(len(deleted), DELETE, np.int8)))
+class Decisions(NamedTuple):
+    """Per key the values of its greatest candidates, greatest first: `counts` of them from byte `starts` of `data`."""
+
+    data: np.ndarray
+    starts: np.ndarray
+    counts: np.ndarray
+
+
+def decide(decisions: Decisions, epoch: int, candidates: int) -> Updates:
+    """What becomes of rows in `epoch`, where the state keeps so many `candidates` of a key. Raises InvariantViolation
+    where all of them are of this epoch, so that the row in force before may have been pushed out, or where one is of a
+    later epoch."""
+    data, starts, counts = decisions
+    best = values_at(data, starts)
+    newest = epochs_of(best)
+    if len(newest) and int(newest.max()) > epoch:
+        raise InvariantViolation("upsert", f"the key coordinator holds a row of epoch {newest.max()} in epoch {epoch}")
+    wins = newest == epoch
+    undecided = np.flatnonzero(wins & (counts > 1))
+    deleted = []
+    for place in range(1, int(counts.max(initial=0))):
+        undecided = undecided[counts[undecided] > place]
+        values = values_at(data, starts[undecided] + place * VALUE_BYTES)
+        older = epochs_of(values) != epoch
+        deleted.append(values[older])
+        undecided = undecided[~older]
+        if place == candidates - 1 and len(undecided):
+            raise InvariantViolation(
+                "upsert",
+                f"{candidates} tasks or more brought rows of one key in epoch {epoch}, at most {candidates - 1} may",
+                hint="cremant table rebuild-keys makes the key coordinator's state anew",
+            )
+    inserted = best[wins]
+    places = places_of(np.concatenate((inserted, *deleted)))
+    ops = np.full(len(places.offset), DELETE, dtype=np.int8)
+    ops[: len(inserted)] = INSERT
     return Updates(places.partition, places.offset, places.sub_row, ops)
 
 
@@ -94,29 +103,28 @@ def write_updates(spec: RunSpec, epoch: int, batches: Iterator[pa.RecordBatch]) 
     log = worker.epoch_log_of(spec)
     outcomes: list[tuple[int | None, int | None, bytes | None]] = []
     for batch in batches:
-        rows, reports = _apart(batch)
+        decisions, reports = apart(batch.column(0))
         outcomes += [(None, None, value[8:]) for value in reports if int.from_bytes(value[:8], "big") == epoch]
-        updates = decide(rows, epoch, spec.candidates)
-        outcomes += [(partition, count, None) for partition, count in _append(spec, log, epoch, updates)]
+        updates = decide(decisions, epoch, spec.candidates)
+        outcomes += [(partition, count, None) for partition, count in append_updates(spec, log, epoch, updates)]
     columns = list(zip(*outcomes, strict=True)) or [()] * len(OUTCOME_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME_SCHEMA, strict=True)]
     yield pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)
 
 
-def _apart(batch: pa.RecordBatch) -> tuple[pa.ListArray, list[bytes]]:
-    """The candidates of keys, and the newest reports of tasks."""
-    keys, best = batch.column("key").cast(pa.binary()), batch.column("best")
-    _, bounds, data = keys.buffers()
-    starts = np.frombuffer(bounds, np.int32, len(keys) + 1, keys.offset * 4)[:-1]
-    # A key has at least one byte.
-    is_report = np.frombuffer(data, np.uint8)[starts] == REPORT_PREFIX[0]
-    if not is_report.any():
-        return best, []
-    reports = best.filter(pa.array(is_report)).to_pylist()
-    return best.filter(pa.array(~is_report)), [found[0] for found in reports]
+def apart(cells: pa.BinaryArray) -> tuple[Decisions, list[bytes]]:
+    """What the coordinator's operator said: decisions, and reports of tasks."""
+    data, bounds = bytes_of(cells)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    is_report = data[starts] == IS_REPORT[0]
+    reports = [data[starts[row] + 1 : bounds[row + 1]].tobytes() for row in np.flatnonzero(is_report).tolist()]
+    rows = np.flatnonzero(~is_report)
+    if bool((lengths[rows] % VALUE_BYTES != 1).any()):
+        raise InvariantViolation("upsert", f"a decision of the key coordinator is no multiple of {VALUE_BYTES} bytes")
+    return Decisions(data, starts[rows] + 1, lengths[rows] // VALUE_BYTES), reports
 
 
-def _append(spec: RunSpec, log: Log, epoch: int, updates: Updates) -> Iterator[tuple[int, int]]:
+def append_updates(spec: RunSpec, log: Log, epoch: int, updates: Updates) -> Iterator[tuple[int, int]]:
     """Appends one block per partition, more only if it would be large; (partition, updates) of each."""
     order = np.lexsort((updates.sub_row, updates.offset, updates.partition))
     partitions = updates.partition[order]

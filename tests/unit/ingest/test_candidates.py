@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from upsert_model import UpsertModel
 
-from cremant.ingest.candidates import VALUE_BYTES, Candidates, epochs_of, matrix_of, places_of
+from cremant.ingest.candidates import Candidates, epochs_of, places_of, values_of
 from cremant.ingest.keys import KeyEncoder
-from cremant.model.errors import InvalidConfig, InvariantViolation
+from cremant.model.errors import InvalidConfig
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.upsert import UpsertConfig
 
@@ -56,12 +56,12 @@ def block(schema: Schema, rows: list[tuple[Any, ...]], *, first: int = 0, null: 
 
 
 def candidates_of(schema: Schema, upsert: UpsertConfig, rows: list[tuple[Any, ...]], **given_: Any) -> list[Any]:
-    """(key, rank, partition, offset, sub-row, epoch) of each candidate."""
+    """(key, candidate, partition, offset, sub-row, epoch) of each candidate."""
     candidates = Candidates(schema, upsert)
     candidates.add(block(schema, rows, **given_), 3, 9)
     batch = candidates.finish()
-    values = matrix_of(batch.column("value"), VALUE_BYTES)
-    columns = [*batch.columns[:2], *places_of(values), epochs_of(values)]
+    values = values_of(batch.column("candidate"))
+    columns = [*batch.columns[::-1], *places_of(values), epochs_of(values)]
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
@@ -76,7 +76,7 @@ def test_keys_are_equal_iff_their_values_are(data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.tuples(*(VALUES[kind] for kind in kinds)), min_size=1, max_size=6))
     keys = KeyEncoder(schema).keys(block(schema, rows)).to_pylist()
     for a, row in zip(keys, rows, strict=True):
-        assert 1 <= a[0] <= 10
+        assert 1 <= a[-1] <= 10
         for b, other in zip(keys, rows, strict=True):
             assert (a == b) == all(same(x, y) for x, y in zip(row, other, strict=True)), (row, other)
 
@@ -85,7 +85,7 @@ def test_keys_of_columns_do_not_run_into_each_other() -> None:
     schema, _ = table((DataType.STRING, DataType.STRING), ())
     keys = KeyEncoder(schema).keys(block(schema, [("ab", "c"), ("a", "bc"), ("abc", ""), ("", "abc")])).to_pylist()
     assert len(set(keys)) == 4
-    assert keys[0] == b"\x08\0\0\0\x02ab\x08\0\0\0\x01c"
+    assert keys[0] == b"ab\x02\0\0\0\x08c\x01\0\0\0\x08"
 
 
 def test_a_key_has_the_same_bytes_in_a_slice_of_a_batch() -> None:
@@ -96,7 +96,7 @@ def test_a_key_has_the_same_bytes_in_a_slice_of_a_batch() -> None:
     for first in range(0, 20, 7):
         candidates.add(block(schema, rows).slice(first, 7), 3, 9)
     sliced = candidates.finish()
-    assert [tuple(row) for row in zip(*(c.to_pylist() for c in sliced.columns[:2]), strict=True)] == [
+    assert [tuple(row) for row in zip(*(c.to_pylist() for c in sliced.columns[::-1]), strict=True)] == [
         row[:2] for row in whole
     ]
 
@@ -130,7 +130,7 @@ def test_rows_with_a_null_key_are_keys_of_their_own() -> None:
     rows = [(7, "null", 1), (7, "null", 2), (7, "null", 3), (7, "null", 4)]
     found = candidates_of(schema, upsert, rows, null={"k1": [True, True, False, False]})
     assert sorted(row[3] for row in found) == [0, 1, 3]
-    assert {row[0][0] for row in found} == {0x7F, 2}
+    assert {row[0][-1] for row in found} == {0x7F, 8}
 
 
 @given(
@@ -147,7 +147,7 @@ def test_one_candidate_per_key_the_models_winner(rows: list[tuple[int, int, str]
         for at, (key, *comparison) in enumerate(part, first):
             model.apply(partition, at, 0, key, tuple(comparison))
     batch = candidates.finish()
-    places = places_of(matrix_of(batch.column("value"), VALUE_BYTES))
+    places = places_of(values_of(batch.column("candidate")))
     found = set(zip(*(column.tolist() for column in places), strict=True))
     assert found == {row.location for row in model.winners([99, 99, 99]).values()}
     assert batch.num_rows == len(found)
@@ -163,7 +163,7 @@ def test_candidates_are_reduced_while_they_come(monkeypatch: pytest.MonkeyPatch)
         assert candidates._rows <= 120
     batch = candidates.finish()
     assert batch.num_rows == 10
-    assert set(epochs_of(matrix_of(batch.column("value"), VALUE_BYTES)).tolist()) == {49}
+    assert set(epochs_of(values_of(batch.column("candidate"))).tolist()) == {49}
 
 
 def test_partition_and_epoch_may_differ_by_row() -> None:
@@ -171,7 +171,7 @@ def test_partition_and_epoch_may_differ_by_row() -> None:
     candidates = Candidates(schema, upsert)
     candidates.add(block(schema, [(1, 1), (2, 2)]), np.array([5, 6]), np.array([70, 80]))
     batch = candidates.finish()
-    values = matrix_of(batch.column("value"), VALUE_BYTES)
+    values = values_of(batch.column("candidate"))
     assert (places_of(values).partition.tolist(), epochs_of(values).tolist()) == ([5, 6], [70, 80])
 
 
@@ -183,8 +183,3 @@ def test_tables_that_cannot_be_compared_are_refused() -> None:
         Candidates(schema, UpsertConfig(comparison_columns=("nope",)))
     with pytest.raises(InvalidConfig, match="no primaryKeyColumns"):
         Candidates(Schema(name="t", fields=schema.fields), UpsertConfig(comparison_columns=("c0",)))
-
-
-def test_values_of_another_width_are_not_taken_for_places() -> None:
-    with pytest.raises(InvariantViolation, match="has not 24 bytes"):
-        matrix_of(pa.array([b"x" * 24, b"x" * 23], pa.binary()), VALUE_BYTES)

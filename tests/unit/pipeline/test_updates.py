@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from upsert_model import History, UpsertModel
 
 from cremant.ingest.candidates import Candidates
-from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation
+from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation, NoResource
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.upsert import UpsertConfig
-from cremant.pipeline.coordinator import COMPANION, companion_for, emitted, read_companion
+from cremant.pipeline.coordinator import COMPANION, companion_for, emitted, new_companion, read_companion
 from cremant.pipeline.reports import Report, TaskReport, outcome_of
-from cremant.pipeline.updates import decide
+from cremant.pipeline.updates import apart, decide
 
 SCHEMA = Schema(
     name="t",
@@ -31,22 +31,29 @@ UPSERT = UpsertConfig(comparison_columns=("ts",))
 
 
 class State:
-    """What Spark's aggregation keeps: per key the k greatest candidates."""
+    """What the operators keep and say: the k greatest candidates of a key, all of a touched one's (stock); or one, and
+    the one before if it is another (native: k = None)."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int | None) -> None:
         self.k = k
-        self._best: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        self._best: dict[bytes, list[bytes]] = {}
 
-    def merge(self, batches: list[pa.RecordBatch]) -> pa.ListArray:
-        touched: dict[bytes, None] = {}
+    def merge(self, batches: list[pa.RecordBatch]) -> pa.BinaryArray:
+        came: dict[bytes, list[bytes]] = {}
         for batch in batches:
             for row in batch.to_pylist():
-                self._best.setdefault(row["key"], []).append((row["rank"], row["value"]))
-                touched[row["key"]] = None
-        for key in touched:
-            self._best[key] = sorted(self._best[key], reverse=True)[: self.k]
-        best = [[value for _, value in self._best[key]] for key in touched]
-        return pa.array(best, pa.list_(pa.binary()))
+                came.setdefault(row["key"], []).append(row["candidate"])
+        said = []
+        for key, candidates in came.items():
+            before = self._best.get(key, [])
+            best = sorted([*before, *candidates], reverse=True)[: self.k or 1]
+            self._best[key] = best
+            if self.k is None:
+                if best == before:
+                    continue
+                best = [*best, *before]
+            said.append(b"\1" + b"".join(candidate[-24:] for candidate in best))
+        return pa.array(said, pa.binary())
 
 
 def candidates_of(partition: int, rows: list[tuple[int, int, int]], epoch: int) -> pa.RecordBatch:
@@ -61,7 +68,7 @@ def candidates_of(partition: int, rows: list[tuple[int, int, int]], epoch: int) 
     return candidates.finish()
 
 
-def run(epochs: list[list[list[tuple[int, int]]]], k: int) -> None:
+def run(epochs: list[list[list[tuple[int, int]]]], k: int | None) -> None:
     """Epochs of tasks of (key, comparison); a task reads a partition of its own. Compares each epoch with the model."""
     model, state = UpsertModel(), State(k)
     history = History(model, 3)
@@ -75,7 +82,8 @@ def run(epochs: list[list[list[tuple[int, int]]]], k: int) -> None:
             ends[partition] += len(rows)
             if located:
                 batches.append(candidates_of(partition, located, epoch))
-        updates = decide(state.merge(batches), epoch, k)
+        decisions, _ = apart(state.merge(batches))
+        updates = decide(decisions, epoch, k or 2)
         found: dict[int, set[Any]] = {}
         for partition, offset, sub_row, op in zip(*(column.tolist() for column in updates), strict=True):
             found.setdefault(partition, set()).add((offset, sub_row, op))
@@ -87,8 +95,9 @@ EPOCHS = st.lists(st.lists(TASK, min_size=1, max_size=3), max_size=8)
 
 
 @given(EPOCHS)
-def test_updates_are_those_of_the_model_with_k_above_the_tasks(epochs: list[list[list[tuple[int, int]]]]) -> None:
+def test_updates_are_those_of_the_model(epochs: list[list[list[tuple[int, int]]]]) -> None:
     run(epochs, k=4)
+    run(epochs, k=None)
 
 
 def test_too_small_a_k_is_an_error_and_never_a_lost_delete() -> None:
@@ -99,9 +108,9 @@ def test_too_small_a_k_is_an_error_and_never_a_lost_delete() -> None:
 
 
 def test_a_state_of_the_future_is_an_error() -> None:
-    best = State(3).merge([candidates_of(0, [(0, 1, 1)], 7)])
+    decisions, _ = apart(State(3).merge([candidates_of(0, [(0, 1, 1)], 7)]))
     with pytest.raises(InvariantViolation, match="holds a row of epoch 7 in epoch 6"):
-        decide(best, 6, 3)
+        decide(decisions, 6, 3)
 
 
 def test_reports_travel_among_candidates() -> None:
@@ -110,24 +119,34 @@ def test_reports_travel_among_candidates() -> None:
     batches = list(emitted(Candidates(SCHEMA, UPSERT), 1, 7, TaskReport([report, gap], [(0, 4)])))
     assert len(batches) == 1
     row = batches[0].to_pylist()[0]
-    assert row["key"][0] == 0
-    assert int.from_bytes(row["rank"], "big") == int.from_bytes(row["value"][:8], "big") == 7
-    outcome = outcome_of([(None, None, row["value"][8:]), (2, 5, None)], upsert=True)
+    assert row["key"][-1] == 0
+    _, reports = apart(pa.array([b"\0" + row["candidate"]], pa.binary()))
+    assert int.from_bytes(reports[0][:8], "big") == 7
+    outcome = outcome_of([(None, None, reports[0][8:]), (2, 5, None)], upsert=True)
     assert outcome.reports == [report, gap]
     assert [(ack.partition, ack.updates) for ack in outcome.updates] == [(0, 4), (2, 5)]
     assert [block.rows for block in outcome.blocks] == [9]
     assert [ack.range.next for ack in outcome.gaps] == [5]
 
 
-def test_what_a_state_was_made_with_stays_with_it(tmp_path: Path) -> None:
+def test_what_a_state_was_made_with_stays_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint = tmp_path / "generation-1"
     assert read_companion(checkpoint) is None
-    made = companion_for(checkpoint, SCHEMA, UPSERT, tasks=2, state_partitions=1)
-    assert (made.candidates, made.tasks_max) == (3, 2)
-    again = companion_for(checkpoint, SCHEMA, UPSERT, tasks=8, state_partitions=4)
-    assert again == made == read_companion(checkpoint)
+    monkeypatch.setattr("cremant.pipeline.coordinator.QUICK_JAR", tmp_path / "jar")
+    stock = companion_for(checkpoint, new_companion(SCHEMA, UPSERT, slots=2, state_partitions=1))
+    assert (stock.operator, stock.candidates, stock.tasks_max(8)) == ("stock", 3, 2)
+    (tmp_path / "jar").touch()
+    native = new_companion(SCHEMA, UPSERT, slots=8, state_partitions=4)
+    assert (native.operator, native.candidates, native.tasks_max(8)) == ("native", 2, 8)
+    assert companion_for(checkpoint, native) == stock == read_companion(checkpoint)
+    other = new_companion(SCHEMA, UpsertConfig(comparison_columns=("id",)), slots=2, state_partitions=1)
     with pytest.raises(InvalidConfig, match="compared by ts, the table says id compared by id"):
-        companion_for(checkpoint, SCHEMA, UpsertConfig(comparison_columns=("id",)), tasks=2, state_partitions=1)
+        companion_for(checkpoint, other)
+    (checkpoint / COMPANION).unlink()
+    companion_for(checkpoint, native)
+    (tmp_path / "jar").unlink()
+    with pytest.raises(NoResource, match="which is not there"):
+        companion_for(checkpoint, native)
     (checkpoint / COMPANION).write_text("{")
     with pytest.raises(Corrupt, match=COMPANION):
         read_companion(checkpoint)
