@@ -7,10 +7,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
-from bench import commit, everything
+from bench import commit, everything, upsert
+from bench.context import Driven
 from bench.soak import RESTING_LOG_BYTES, wait_for_rest
 from bench.watch import Series, first_seen, gaps_ms
 
@@ -97,3 +100,32 @@ def test_files_are_judged_when_the_load_has_ended_and_what_is_due_is_gone() -> N
     leak = wait_for_rest(lambda: (RESTING_LOG_BYTES + 1, 0), 60.0, clock=lambda: now[0], sleep=sleep)
     assert not leak.is_small
     assert leak.after_s >= 60
+
+
+class Kept:
+    """A stream that keeps what is appended."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, int]] = []
+
+    def create(self, topic: str, partitions: int) -> None:
+        pass
+
+    def append(self, topic: str, partition: int, values: Sequence[bytes]) -> None:
+        self.rows += [json.loads(value) for value in values]
+
+    def flush(self) -> None:
+        pass
+
+    def properties(self, topic: str) -> dict[str, str]:
+        return {}
+
+
+@pytest.mark.parametrize("chunks", [upsert.versions_of(25_000, 900), upsert.mostly_in_force(25_000)])
+def test_the_answer_of_a_feed_is_that_of_its_newest_rows(chunks: Iterator[np.ndarray]) -> None:
+    stream = Kept()
+    feed = upsert.Feed(Driven(None, stream, None)).fill(chunks)  # type: ignore[arg-type]  # no cluster
+    newest = {row["id"]: row for row in sorted(stream.rows, key=lambda row: row["ts"])}
+    assert feed.rows == len(stream.rows) == 25_000
+    assert feed.keys == len(newest) in (900, 22_500)
+    assert feed.answer == [[len(newest), sum(row["quantity"] for row in newest.values())]]
