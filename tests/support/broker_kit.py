@@ -28,6 +28,7 @@ from cremant.model.cluster import (
     LiveInstance,
     PartitionRecord,
     PartitionView,
+    Rewind,
     Role,
     TableRecord,
     TableView,
@@ -38,15 +39,20 @@ from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.model.table import FlushConfig, StreamConfig, TableConfig
+from cremant.model.upsert import Cut, UpsertConfig
 from cremant.segment.layout import scan_schema
+from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
+from cremant.server.epochs import EpochBoard
 from cremant.server.query import pack, pack_rows
 from cremant.shell.app import RunningServer, listen, make_app, serve, url_of
-from cremant.wire.codec import decode
+from cremant.wire.codec import decode, encode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
 
 START_MS = 1_700_000_000_000
 PARTITIONS = 2
+#: Of each partition, as an upsert table.
+ROWS_PER_EPOCH = 10
 
 
 def _field(name: str, kind: DataType, field_type: FieldType = FieldType.DIMENSION, **more: Any) -> FieldSpec:
@@ -100,6 +106,8 @@ class Behaviour:
     refuse: bool = False
     reply: bytes | None = None
     asked: list[ServerQuery] = field(default_factory=list)
+    #: What it has closed, if the table is an upsert table.
+    board: EpochBoard = field(default_factory=EpochBoard)
     cancelled: list[str] = field(default_factory=list)
 
 
@@ -118,11 +126,17 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
     if behaviour.error_code:
         return ServerAnswer(instance=name, error_code=behaviour.error_code, error="on purpose"), None
     wanted = () if behaviour.behind else query.tails
-    pieces = [
-        Piece(f"p{tail.partition}", tail.partition, f"gold__{tail.partition}__0__x", (kit.rows[tail.partition],),
-              kit.rows[tail.partition].num_rows, None, False)
-        for tail in wanted
-    ]  # fmt: skip
+    late: tuple[int, ...] = ()
+    refused: tuple[int, ...] = ()
+    horizon = 0
+    if query.cut is not None:
+        epoch = query.cut.epoch
+        known = {tail.partition: behaviour.board.state("abc", tail.partition) for tail in query.tails}
+        late = tuple(number for number, state in known.items() if state is None or state.closed < epoch)
+        refused = tuple(number for number, state in known.items() if state is not None and state.horizon > epoch)
+        horizon = max((state.horizon for state in known.values() if state is not None), default=0)
+        wanted = tuple(tail for tail in wanted if tail.partition not in {*late, *refused})
+    pieces = [_piece(tail.partition, kit.rows[tail.partition], query.cut) for tail in wanted]
     try:
         result = engine.run(
             query.sql, pieces, query.columns, SCAN, deadline_s=time.monotonic() + query.budget_ms / 1000,
@@ -143,11 +157,31 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
     )  # fmt: skip
     header = ServerAnswer(
         instance=name, partitions=partitions, docs_total=result.stats.rows_scanned,
-        behind_partitions=tuple(tail.partition for tail in query.tails) if behaviour.behind else (),
+        behind_partitions=tuple(tail.partition for tail in query.tails) if behaviour.behind else late,
+        refused_partitions=refused, horizon=horizon,
         docs_scanned=result.stats.rows_matched, segments_queried=len(pieces), segments_processed=len(pieces),
         segments_matched=len(pieces),
     )  # fmt: skip
     return header, result.table
+
+
+def _piece(partition: int, rows: pa.RecordBatch, cut: Cut | None) -> Piece:
+    """Of an upsert table: each epoch brought ROWS_PER_EPOCH rows, and superseded none."""
+    mask = None
+    if cut is not None:
+        flags = rows.column("$offset").to_numpy() < cut.epoch * ROWS_PER_EPOCH
+        mask = (RowMask(flags, int(flags.sum())),)
+    return Piece(f"p{partition}", partition, f"gold__{partition}__0__x", (rows,), rows.num_rows, mask, False)
+
+
+def as_upsert(view: ClusterView, *, version: int = 2, rewinds: tuple[Rewind, ...] = ()) -> ClusterView:
+    """The same cluster, where `gold` is an upsert table."""
+    gold = view.tables["gold"]
+    config = msgspec.structs.replace(gold.record.config, upsert=UpsertConfig(comparison_columns=("ts",)))
+    record = msgspec.structs.replace(gold.record, config=config)
+    pipeline = msgspec.structs.replace(gold.pipeline_record, rewinds=rewinds)
+    changed = msgspec.structs.replace(gold, record=record, pipeline_record=pipeline)
+    return msgspec.structs.replace(view, version=version, tables={**view.tables, "gold": changed})
 
 
 def _table(*, enabled: bool = True) -> TableView:
@@ -257,7 +291,13 @@ def _server_app(name: str, kit: Kit, engine: Engine) -> Any:
     async def liveness(request: Request) -> Response:
         return Response(b"OK")
 
+    async def epochs(request: Request) -> Response:
+        asked = request.query_params
+        reply = await kit.servers[name].board.poll(int(asked["since"]), asked["nonce"], 0.5)
+        return Response(encode(msgspec.structs.replace(reply, instance=name)))
+
     routes = [
+        Route("/internal/v1/epochs", epochs),
         Route("/health/liveness", liveness),
         Route("/internal/v1/query", endpoint, methods=["POST"]),
         Route("/internal/v1/query/{id}", cancel, methods=["DELETE"]),

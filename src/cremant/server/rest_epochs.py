@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +29,16 @@ def epoch_routes(board: EpochBoard, member: Member) -> list[BaseRoute]:
         except ValueError as error:
             raise UserError(f"since and timeoutMs are numbers: {error}") from error
         wait_s = min(max(0, wait_ms) / 1000, WAIT_S_MAX)
-        reply = await board.poll(since, asked.get("nonce", ""), wait_s)
+        polling = asyncio.ensure_future(board.poll(since, asked.get("nonce", ""), wait_s))
+        stopping = asyncio.ensure_future(request.app.state.stopping.wait())
+        try:  # the end of the process does not wait for the end of a poll
+            await asyncio.wait({stopping, polling}, return_when=asyncio.FIRST_COMPLETED)
+            if not polling.done():
+                raise Unavailable(f"{member.id} is being stopped")
+            reply = polling.result()
+        finally:
+            stopping.cancel()
+            polling.cancel()
         body = encode(msgspec.structs.replace(reply, instance=member.id))
         return Response(body, media_type="application/json")
 
