@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from cremant.broker.encode import encode_rows
 from cremant.exec.engine import Engine
-from cremant.ingest.candidates import Candidates
+from cremant.ingest.candidates import VALUE_BYTES, Candidates
 from cremant.model.names import IS_NULL_PREFIX, OFFSET, SUB_ROW, VALID_FROM, VALID_UNTIL
 from cremant.model.schema import Schema
 from cremant.model.upsert import UPDATE_SCHEMA, Cut, UpsertConfig, Visibility
-from cremant.pipeline.updates import decide
+from cremant.pipeline.updates import apart, decide
 from cremant.segment.layout import scan_form, stored_columns
 from cremant.segment.scan import Piece
 from cremant.segment.tail_versions import PartitionVersions
@@ -40,7 +40,7 @@ class UpsertWorld:
         self._schema = schema
         self._upsert = upsert
         self._stored = stored_columns(schema, null_handling=True)
-        self._best: dict[bytes, list[tuple[bytes, bytes]]] = {}
+        self._best: dict[bytes, list[bytes]] = {}
         self._waiting: list[list[Row]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(partitions)]
@@ -62,8 +62,9 @@ class UpsertWorld:
                 self._batches[partition].append(batch)
                 self.versions[partition].take(self._scan(batch), self.epoch)
                 touched |= self._candidates(batch, partition)
-        best = [[value for _, value in self._best[key]] for key in sorted(touched)]
-        updates = decide(pa.array(best, pa.list_(pa.binary())), self.epoch, K)
+        said = [b"\1" + b"".join(best[-VALUE_BYTES:] for best in self._best[key]) for key in sorted(touched)]
+        decisions, _ = apart(pa.array(said, pa.binary()))
+        updates = decide(decisions, self.epoch, K)
         for partition, versions in enumerate(self.versions):
             mine = updates.partition == partition
             rows = sorted(
@@ -83,13 +84,10 @@ class UpsertWorld:
     def _candidates(self, batch: pa.RecordBatch, partition: int) -> set[bytes]:
         task = Candidates(self._schema, self._upsert)
         task.add(batch, partition, self.epoch)
-        found = task.finish()
-        keys = found.column("key").to_pylist()
-        for key, rank, value in zip(
-            keys, found.column("rank").to_pylist(), found.column("value").to_pylist(), strict=True
-        ):
-            self._best[key] = sorted({*self._best.get(key, []), (rank, value)}, reverse=True)[:K]
-        return set(keys)
+        found = task.finish().to_pylist()
+        for row in found:
+            self._best[row["key"]] = sorted({*self._best.get(row["key"], ()), row["candidate"]}, reverse=True)[:K]
+        return {row["key"] for row in found}
 
     def _batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
         arrays = []

@@ -10,7 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sqlrun import schema_of
+from upsert_model import History, UpsertModel
 from upsert_world import UpsertWorld
 
 from cremant.cluster.lowwater import LowWater
@@ -30,9 +33,12 @@ def engine() -> Iterator[Engine]:
     made.close()
 
 
-def world(engine: Engine, columns: dict[str, str], key: tuple[str, ...], **upsert: Any) -> UpsertWorld:
+def world(
+    engine: Engine, columns: dict[str, str], key: tuple[str, ...], *, partitions: int = 2, **upsert: Any
+) -> UpsertWorld:
     schema = msgspec.structs.replace(schema_of("accounts", columns), primary_key_columns=key)
-    return UpsertWorld(engine, schema, UpsertConfig(**({"comparison_columns": ("ts",)} | upsert)))
+    config = UpsertConfig(**({"comparison_columns": ("ts",)} | upsert))
+    return UpsertWorld(engine, schema, config, partitions=partitions)
 
 
 # --- the document, word for word ---
@@ -225,3 +231,51 @@ def test_the_order_of_arrival_never_matters(keyed: UpsertWorld, order: tuple[int
     located = keyed.rows("SELECT $partition, $offset, v FROM accounts")
     best = max((9, at % 2, [o for o in order if o % 2 == at % 2].index(at), at) for at in (1, 2))
     assert located == [list(best[1:])]
+
+
+ROWS = st.lists(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.fixed_dictionaries(
+                {
+                    "k": st.sampled_from(["a", "b", "c", None]),
+                    "ts": st.sampled_from([None, -1, 0, 0, 7]),
+                    "gone": st.booleans(),
+                }
+            ),
+        ),
+        max_size=6,
+    ),
+    max_size=5,
+)
+
+
+HISTORY = "SET skipUpsert = true; SELECT $partition, $offset, $validFrom, $validUntil FROM accounts LIMIT 1000"
+
+
+@settings(max_examples=20, deadline=None)
+@given(epochs=ROWS)
+def test_every_epoch_shows_what_the_model_shows(engine: Engine, epochs: list[list[Produced]]) -> None:
+    upsert = {"delete_column": "gone", "null_key": NullKeyPolicy.APPEND}
+    table, history, ends = world(engine, COLUMNS, ("k",), partitions=3, **upsert), History(UpsertModel(), 3), [0, 0, 0]
+    expected = []
+    for epoch, rows in enumerate(epochs, start=1):
+        for number, (partition, row) in enumerate(rows):
+            value = 100 * epoch + number
+            table.produce(row | {"v": value}, partition=partition)
+            place = (partition, ends[partition], 0)
+            ends[partition] += 1
+            key = row["k"] if row["k"] is not None else place
+            history.model.apply(*place, key, (row["ts"],), deleted=row["gone"], value=value)
+        table.close()
+        history.close(epoch, ends)
+        expected.append(sorted(row.value for row in history.model.at(ends).values()))
+    for epoch, values in enumerate(expected, start=1):
+        assert table.rows("SELECT v FROM accounts ORDER BY v LIMIT 100", at=epoch) == [[value] for value in values]
+        assert table.rows("SELECT count(*), sum(v) FROM accounts", at=epoch) == [[len(values), float(sum(values))]]
+    versions = [
+        [partition, offset, version.valid_from, 2**63 - 1 if version.valid_until is None else version.valid_until]
+        for (partition, offset, _), version in history.versions.items()
+    ]
+    assert sorted(table.rows(HISTORY)) == sorted(versions)
