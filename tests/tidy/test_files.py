@@ -115,6 +115,7 @@ def test_the_product_logs_and_answers_instead_of_printing() -> None:
 SLEEPS = {
     "src/cremant/cli/checks.py": "a fifth of a second, once, to see two clocks run",
     "src/cremant/cli/supervisor.py": "ticks of a loop that ends by a deadline or a signal",
+    "src/cremant/cli/table_epochs.py": "polls the controller for the end of a rebuild, until --wait is over",
     "src/cremant/controller/tables.py": "polls for servers until servers_grace_ms",
     "src/cremant/log/embedded_state.py": "a lock, until LOCK_TIMEOUT_S",
     "src/cremant/log/embedded_wait.py": "the nap of a wait with a timeout, never longer than what is left of it",
@@ -125,6 +126,7 @@ SLEEPS = {
     "src/cremant/pipeline/main.py": "a watch thread that lives as long as its process",
     "src/cremant/pipeline/warmup.py": "polls within the deadline of the warm-up",
     "src/cremant/pipeline/java.py": "polls for the JVM's port until its deadline",
+    "src/cremant/pipeline/rebuild.py": "pause between rounds of brokers, until SEED_PAGE_DEADLINE_MS",
     "src/cremant/pipeline/registry.py": "backoff between questions, until REGISTRY_DEADLINE_MS",
     "src/cremant/pipeline/run.py": "polls for the query's end until its deadline",
 }

@@ -117,6 +117,10 @@ class Client:
         answer: dict[str, Any] = self._document("POST", f"/tables/{table}/rewind", params=parameters)
         return answer
 
+    def rebuild_keys(self, table: str) -> dict[str, Any]:
+        answer: dict[str, Any] = self._document("POST", f"/tables/{table}/rebuildKeys")
+        return answer
+
     def table_names(self) -> list[str]:
         names: list[str] = self._document("GET", "/tables")["tables"]
         return names

@@ -124,3 +124,17 @@ def rewind(
     from cremant.cli.table_epochs import rewind as run
 
     run(find_cluster(controller, data_dir), table, to_epoch, dry_run=dry_run, yes=yes, as_json=as_json)
+
+
+@tables.command("rebuild-keys")
+def rebuild_keys(
+    table: TableName,
+    wait: Annotated[float, typer.Option("--wait", help="Seconds to wait for the end; 0 = do not wait")] = 600.0,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make the key coordinator's state anew from the rows in force; expired keys go. Queries go on meanwhile."""
+    from cremant.cli.table_epochs import rebuild_keys as run
+
+    run(find_cluster(controller, data_dir), table, wait_s=wait, as_json=as_json)

@@ -67,11 +67,12 @@ def next_generation(record: PipelineRecord, holder: str, now_ms: int) -> Pipelin
 
 
 def set_base(
-    record: PipelineRecord, generation: int, base: int, checkpoint: str, *, first_epoch: int = 0,
-    rewound: Rewind | None = None,
+    record: PipelineRecord, generation: int, base: int, checkpoint: str, *, first_epoch: int = 0, previous: int = 0,
+    rewound: Rewind | None = None, rebuild: int = 0, keyed: bool = False,
 ) -> PipelineRecord:  # fmt: skip
-    """`rewound`: its Resets are in the log. Raises Fenced for a generation that is not in force, Conflict for a base
-    that would shrink."""
+    """`rewound`: its Resets are in the log. `rebuild`: a fresh checkpoint is begun for it. `keyed`: the first epoch
+    gives the table its keys, unless an epoch up to `previous` has. Raises Fenced for a generation that is not in
+    force, Conflict for a base that would shrink."""
     if generation != record.generation:
         raise Fenced(f"base refused: generation {generation} is not in force, {record.generation} is")
     if base < record.base:
@@ -80,4 +81,10 @@ def set_base(
     if rewound is not None and record.rewind == rewound:
         done = msgspec.structs.replace(rewound, generation=generation, next_epoch=first_epoch)
         rewinds = (*rewinds[:-1], done)
-    return msgspec.structs.replace(record, base=base, checkpoint=checkpoint, rewinds=rewinds)
+    keyed_from = record.keyed_from
+    if keyed and (keyed_from is None or keyed_from > previous):
+        keyed_from = first_epoch
+    return msgspec.structs.replace(
+        record, base=base, checkpoint=checkpoint, rewinds=rewinds, keyed_from=keyed_from,
+        rebuilds_begun=max(record.rebuilds_begun, rebuild),
+    )  # fmt: skip

@@ -137,6 +137,7 @@ class Controller:
             Duty("claim store", CLAIM_INTERVAL_MS, self.objects.keep_claimed),
             Duty("finish drops", 0, self.tables.finish_drops),
             Duty("retention", RETENTION_INTERVAL_MS, self.janitor.expire_segments),
+            Duty("expire keys", RETENTION_INTERVAL_MS, self.pipelines.expire_keys),
             Duty("trim", TRIM_INTERVAL_MS, self.janitor.trim_epoch_logs),
             Duty("expire streams", RETENTION_INTERVAL_MS, self._expire_streams),
             Duty("look at stored objects", LOOK_INTERVAL_MS, self.objects.look),

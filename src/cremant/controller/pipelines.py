@@ -17,8 +17,8 @@ from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
 from cremant.model.cluster import PipelineRecord, pipeline_key
-from cremant.model.errors import Fenced
-from cremant.model.limits import PIPELINE_LEASE_MS, STANDBY_PATIENCE_MS
+from cremant.model.errors import Fenced, UserError
+from cremant.model.limits import PIPELINE_LEASE_MS, STANDBY_PATIENCE_MS, UPSERT_TTL_EVERY_MS
 from cremant.shell.logs import log_event
 from cremant.wire.messages import (
     BaseRequest,
@@ -82,19 +82,50 @@ class Pipelines:
             self._write(request.table, granted)
             log_event(_log, "generation granted", table=request.table, generation=granted.generation)
             return GenerationReply(
-                generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint, rewind=granted.rewind
-            )
+                generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint, rewind=granted.rewind,
+                rebuild=granted.rebuilds_asked if granted.rebuilds_asked > granted.rebuilds_begun else 0,
+                keyed_from=granted.keyed_from,
+            )  # fmt: skip
 
     def base(self, request: BaseRequest) -> GenerationReply:
         with self._catalog.lock:
             record = self._record(request.table, request.incarnation)
             changed = leases.set_base(
                 record, request.generation, request.base, request.checkpoint, first_epoch=request.first_epoch,
-                rewound=request.rewound,
+                previous=request.previous, rewound=request.rewound, rebuild=request.rebuild, keyed=request.keyed,
             )  # fmt: skip
+            if request.rebuild:
+                changed = msgspec.structs.replace(changed, rebuilt_ms=self._clock.now_ms())
             if changed != record:
                 self._write(request.table, changed)
             return GenerationReply(generation=changed.generation, base=changed.base, checkpoint=changed.checkpoint)
+
+    def ask_rebuild(self, table: str) -> int:
+        """The next start of an upsert table's query, which happens now, makes the key coordinator's state anew; its
+        number. Raises NotFound, UserError."""
+        with self._catalog.lock:
+            if self._catalog.table(table).config.upsert is None:
+                raise UserError(f"table {table} is an append table: it has no keys")
+            record = self._catalog.pipelines[table]
+            if record.rebuilds_asked == record.rebuilds_begun:
+                record = msgspec.structs.replace(record, rebuilds_asked=record.rebuilds_asked + 1)
+                self._catalog.commit({pipeline_key(table): record})
+                log_event(_log, "rebuild of keys asked for", table=table, number=record.rebuilds_asked)
+            return record.rebuilds_asked
+
+    def expire_keys(self) -> None:
+        """Keys past their TTL go with a rebuild, once a day."""
+        for name, record in sorted(self._catalog.tables.items()):
+            upsert, pipeline = record.config.upsert, self._catalog.pipelines.get(name)
+            if (
+                upsert is None
+                or pipeline is None
+                or record.paused
+                or (upsert.ttl is None and upsert.deleted_ttl is None)
+            ):
+                continue
+            if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) >= UPSERT_TTL_EVERY_MS:
+                self.ask_rebuild(name)
 
     def _is_replaced(self, holder: str) -> bool:
         nonce = leases.nonce_of(holder)

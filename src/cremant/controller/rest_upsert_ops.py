@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""REST of what an operator does to a table's epochs: going back to one."""
+"""REST of what an operator does to a table's epochs and keys: going back to an epoch, making the key coordinator's
+state anew."""
 
 from __future__ import annotations
 
@@ -19,7 +20,10 @@ class UpsertOpsRest:
         self._controller = controller
 
     def routes(self) -> list[BaseRoute]:
-        return [Route("/tables/{table}/rewind", answering(self.rewind), methods=["POST"])]
+        return [
+            Route("/tables/{table}/rewind", answering(self.rewind), methods=["POST"]),
+            Route("/tables/{table}/rebuildKeys", answering(self.rebuild_keys), methods=["POST"]),
+        ]
 
     def rewind(self, request: Request) -> dict[str, Any]:
         """`?toEpoch=N[&dryRun=true]`."""
@@ -29,6 +33,11 @@ class UpsertOpsRest:
         )
         answer: dict[str, Any] = as_json(told)
         return answer
+
+    def rebuild_keys(self, request: Request) -> dict[str, Any]:
+        record = table_record(request, self._controller.catalog)
+        name = record.config.name
+        return {"table": name, "rebuild": self._controller.pipelines.ask_rebuild(name)}
 
 
 def _epoch(request: Request) -> int:

@@ -3,14 +3,17 @@
 
     committed <= C <= planned, and planned end offsets and config of C equal the vector of mark(C)
 
-A batch is C if it ends at C's vector with C's config version: in a table's life no two batches do. Ids and epoch
-numbers do not identify it: ids restart in every fresh checkpoint, and the base changes with every generation.
+A batch is C if it ends at C's vector with C's config version: in a table's life no two batches do, but a seed (of the
+key coordinator's state) and the batch of the epoch that it was taken at; so a seed is C only if it follows that epoch.
+Ids and epoch numbers do not identify it: ids restart in every fresh checkpoint, and the base changes with every
+generation. A seed that was not closed is not gone on with: another one is as good.
 
     found in the checkpoint                    verdict
     a plan that is C, committed                resume after it
-    a plan that is C, not committed            resume, replay it for its state (readers ignore its output)
-    no plan is C; the only plan starts at C,   resume: a fresh checkpoint that closed nothing yet
-      nothing is committed
+    a plan that is C, not committed            resume, replay it for its state (readers ignore its output);
+                                               lost if it is a seed, which has nothing to read again by then
+    no plan is C; the only plan starts at C,   resume: a fresh checkpoint that closed nothing yet; lost if it should
+      nothing is committed                     have begun with a seed (its state would lack every key up to C)
     anything else                              lost: fresh checkpoint at C
 """
 
@@ -44,22 +47,27 @@ def judge(
     ends: tuple[int, ...] | None,
     config_version: int,
     start: tuple[int, ...],
+    previous: int = 0,
+    keyed: bool = False,
     compare: bool = True,
 ) -> Verdict:
-    """`ends`, `config_version`: of mark(C), None if no epoch was ever closed. `start`: where the epoch after C begins
-    in each partition."""
+    """`ends`, `config_version`, `previous`: of mark(C), None if no epoch was ever closed. `start`: where the epoch
+    after C begins in each partition. `keyed`: the checkpoint has state, which only a seed can begin where C > 0."""
     if not state.plans:
         return Verdict.lost()
     if not compare:
         return _believe(state)
     for plan in reversed(state.plans):
-        if ends is not None and plan.end == ends and plan.config_version == config_version:
+        is_epoch = ends is not None and plan.end == ends and plan.config_version == config_version
+        if ends is not None and is_epoch and plan.seed in (None, previous):
             return _resume_at(plan, state, start, len(ends))
     only = state.plans[0]
     if (
         len(state.plans) == 1
         and only.batch_id == 0
         and state.committed is None
+        and only.seed is None
+        and not (keyed and ends is not None)
         and _starts_at(only, start, len(ends or ()))
     ):
         return Verdict(resume=True, first_batch=0)
@@ -73,6 +81,8 @@ def _resume_at(current: PlannedBatch, state: CheckpointState, start: tuple[int, 
     if committed < batch - 1:
         return Verdict.lost()
     if committed < batch:
+        if current.seed is not None:
+            return Verdict.lost()
         repair = (committed, batch) if highest > batch else None
         return Verdict(resume=True, first_batch=batch + 1, replay_batch=batch, repair=repair)
     following = next((plan for plan in state.plans if plan.batch_id == batch + 1), None)

@@ -20,12 +20,14 @@ class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     The source's offset JSON carries all of it but the id: `{"start": [...], "end": [...], "config": 3}`. `start` is
     the vector of the epoch before; where a partition is new, its first offset. Lengths: len(start) == len(end).
+    `seed`: the epoch whose rows in force this batch brings to the key coordinator, instead of new rows of the stream.
     """
 
     batch_id: int
     start: tuple[int, ...]
     end: tuple[int, ...]
     config_version: int
+    seed: int | None = None
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,7 +87,8 @@ class StartState(StrEnum):
 class StartMachine:
     """`config_version`: of the table now. `scan_from`: per partition a stored position at or before the last closed
     epoch of that partition (the start of its consuming segment); absent = from the beginning of the log. `reset_to`:
-    an operator takes the table back to this closed epoch; who hands out generations may say so, too."""
+    an operator takes the table back to this closed epoch; who hands out generations may say so, too. `keyed`: batches
+    leave state behind (upsert tables)."""
 
     def __init__(
         self,
@@ -95,12 +96,14 @@ class StartMachine:
         config_version: int,
         scan_from: Mapping[int, Position] | None = None,
         reset_to: int | None = None,
+        keyed: bool = False,
         safeguards: Safeguards = ALL,
     ) -> None:
         self.state = StartState.NEW
         self._config_version = config_version
         self._scan_from = dict(scan_from or {})
         self._reset_to = reset_to
+        self._keyed = keyed
         self._safeguards = safeguards
         self._generation = 0
         self._old_checkpoint = ""
@@ -276,6 +279,8 @@ class StartMachine:
             ends=tuple(line.end for line in committed.partitions) if committed is not None else None,
             config_version=committed.config_version if committed else 0,
             start=self._start_vector(),
+            previous=committed.previous if committed else 0,
+            keyed=self._keyed,
             compare=self._safeguards.checkpoint_compared,
         )
         if not self._verdict.resume:
@@ -305,7 +310,7 @@ class StartMachine:
             fence_offset=self._fence_offset(),
         )
         self.state = StartState.TAKING_BASE
-        return [TakeBase(self._generation, self._run.base, self._run.checkpoint, epoch_max + 1)]
+        return [TakeBase(self._generation, self._run.base, self._run.checkpoint, epoch_max + 1, closed)]
 
     def _base_taken(self, event: BaseTaken) -> list[Effect]:
         assert self._run is not None

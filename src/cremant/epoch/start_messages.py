@@ -52,12 +52,13 @@ class InspectCheckpoint(msgspec.Struct, frozen=True):
 class TakeBase(msgspec.Struct, frozen=True):
     """Compare-and-set base and checkpoint, if `generation` is still in force -> BaseTaken | GenerationRefused.
 
-    `first_epoch`: of the first new batch."""
+    `first_epoch`: of the first new batch; `previous`: the last closed one."""
 
     generation: int
     base: int
     checkpoint: str
     first_epoch: int
+    previous: int
 
 
 class AdoptCheckpoint(msgspec.Struct, frozen=True):

@@ -106,6 +106,12 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     base: int = 0
     #: Where the checkpoint of the generation in force lives (relative to the pipeline's directory).
     checkpoint: str = ""
+    #: Upsert tables: the epoch of the seed or first batch that gave the table its keys; closed or not.
+    keyed_from: int | None = None
+    #: How often the key coordinator's state was to be made anew, how often a start has begun to, and when the last did.
+    rebuilds_asked: int = 0
+    rebuilds_begun: int = 0
+    rebuilt_ms: int = 0
     #: Oldest first, at most REWINDS_KEPT_MAX; only the last may not be done yet.
     rewinds: tuple[Rewind, ...] = ()
 

@@ -257,6 +257,10 @@ REGISTRY_UNKNOWN_AFTER_MS = 2_000
 REGISTRY_UNKNOWN_FOR_MS = 60_000
 #: Schemas of a registry that a worker remembers: some KiB each.
 REGISTRY_SCHEMAS_MAX = 1_000
+#: A page of a seed is asked for so long: brokers and servers that restart are back by then.
+SEED_PAGE_DEADLINE_MS = 60_000
+#: Keys past their TTL go with a rebuild of the coordinator's state, which happens so often: once a day.
+UPSERT_TTL_EVERY_MS = 24 * 3_600_000
 #: An idle table says so this often; its freshness is at most this plus a poll of the server.
 PIPELINE_IDLE_MS = 250
 #: Five renewals per lease (PIPELINE_LEASE_MS): four may be lost.

@@ -41,7 +41,10 @@ def inspect_checkpoint(directory: Path) -> CheckpointState | None:
 
 def planned_batch(batch: int, plan: EpochPlan) -> PlannedBatch:
     """A plan as the epoch protocol sees it."""
-    return PlannedBatch(batch_id=batch, start=plan.starts, end=plan.ends, config_version=plan.config_version)
+    return PlannedBatch(
+        batch_id=batch, start=plan.starts, end=plan.ends, config_version=plan.config_version,
+        seed=plan.seed.epoch if plan.seed is not None else None,
+    )  # fmt: skip
 
 
 def read_plan(directory: Path, batch: int) -> EpochPlan:

@@ -66,7 +66,7 @@ class Closer:
             gaps=gaps,
             updates=updates,
             stream_ends=tuple(planned.stream_end for planned in plan.partitions),
-            ends_read_at_ms=plan.at_ms,
+            ends_read_at_ms=plan.at_ms or None,
         )
         with self._lock:
             self._check()

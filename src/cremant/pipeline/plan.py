@@ -43,6 +43,18 @@ class PlannedGap(msgspec.Struct, frozen=True, array_like=True):
     next: int
 
 
+class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The first batch of a key coordinator without state brings the table's rows in force at closed epoch `epoch`,
+    tombstones too, under the epochs in which they came into force. `all_rows`: the table had no keys before; all of its
+    rows come, under the seed's own epoch, so that the winners are INSERTed. Rows whose comparison value is below
+    `expired_below` (tombstones: `deleted_below`) are left out and DELETEd."""
+
+    epoch: int
+    all_rows: bool = False
+    expired_below: float | None = None
+    deleted_below: float | None = None
+
+
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Index of `partitions` is the partition. `at_ms`: wall time, taken before the stream ends were read."""
 
@@ -52,6 +64,7 @@ class EpochPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     at_ms: int
     partitions: tuple[PlannedRange, ...]
     gaps: tuple[PlannedGap, ...] = ()
+    seed: SeedPlan | None = None
 
     @property
     def rows(self) -> int:
@@ -107,6 +120,16 @@ def initial_plan(topic_incarnation: str, starts: Sequence[int]) -> EpochPlan:
         at_ms=0,
         partitions=tuple(PlannedRange(start, start, start) for start in starts),
     )
+
+
+def seed_plan(before: EpochPlan, wanted: Wanted, seed: SeedPlan) -> EpochPlan:
+    """The plan of a seed: the epoch after the initial plan, without a row of the stream; how far that goes is not
+    asked."""
+    return msgspec.structs.replace(before, config_version=wanted.config_version, seed=seed)
+
+
+def is_initial(plan: EpochPlan) -> bool:
+    return plan.config_version == 0 and plan.seed is None
 
 
 def next_plan(
@@ -184,6 +207,27 @@ def shares_of(plan: EpochPlan, earliest: Sequence[int]) -> tuple[Share, ...]:
         if share.gap_first < share.next:
             shares.append(share)
     return tuple(shares)
+
+
+class SeedShare(msgspec.Struct, frozen=True, array_like=True):
+    """What a task reads of the table itself: rows of a partition with offsets in [first, next)."""
+
+    partition: int
+    first: int
+    next: int
+
+
+def seed_shares(
+    firsts: Sequence[int], ends: Sequence[int], tasks_max: int, page_offsets: int
+) -> tuple[tuple[SeedShare, ...], ...]:
+    """The table in pages, in as many groups as tasks may run, of about equal size; at least one group, maybe empty."""
+    pages = [
+        SeedShare(partition, first, min(end, first + page_offsets))
+        for partition, (start, end) in enumerate(zip(firsts, ends, strict=True))
+        for first in range(start, end, page_offsets)
+    ]
+    count = max(1, min(tasks_max, len(pages)))
+    return tuple(tuple(pages[index::count]) for index in range(count))
 
 
 def tasks_of(shares: Sequence[Share], tasks_max: int) -> tuple[tuple[Share, ...], ...]:

@@ -24,15 +24,17 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cremant.epoch.protocol import RunPlan
 from cremant.log.api import Log
 from cremant.log.open import Logs
 from cremant.model.cluster import PipelineReport, Rewind, TableRecord, TableView
-from cremant.model.errors import CremantError, Fenced
+from cremant.model.errors import CremantError, Fenced, PeerError
 from cremant.model.limits import PIPELINE_ASK_MS, PIPELINE_IDLE_MS
 from cremant.model.settings import Settings
-from cremant.pipeline.checkpoint import remove_old_checkpoints
+from cremant.pipeline.checkpoint import read_plan, remove_old_checkpoints
 from cremant.pipeline.lease import Lease
 from cremant.pipeline.run import Run, Totals
+from cremant.pipeline.seeding import needs_seed, plan_seed
 from cremant.pipeline.spec import FINAL
 from cremant.pipeline.starter import Controller, StartDriver
 from cremant.pipeline.worker import check_topic
@@ -70,7 +72,9 @@ class TableQuery:
         table: TableView,
         *,
         standby: bool = False,
+        brokers: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
+        """`brokers`: the URLs of those that live."""
         self._session = session
         self._logs = logs
         self._settings = settings
@@ -85,6 +89,10 @@ class TableQuery:
         self._generation = 0
         #: The last rewind that this process carried out.
         self._rewound: Rewind | None = None
+        self._brokers = brokers
+        #: The last rebuild of the key coordinator's state that this process has begun, and what forces another one.
+        self._rebuild = 0
+        self._state_lost = False
         #: How many partitions take part; 0 before the first start, which takes all there are.
         self._partitions = 0
         self._lag_rows: int | None = None
@@ -131,6 +139,7 @@ class TableQuery:
             lag_rows=self._lag_rows,
             restarts=self._restarts,
             error=self._error,
+            rebuilding=run is not None and run.is_seeding,
         )
 
     @property
@@ -180,10 +189,22 @@ class TableQuery:
         # Before a generation is spent: the stream can be asked, and is the one the table was made for.
         check_topic(stream, table.record.config.stream.topic, table.record.topic_incarnation, table.name)
         epochs = self._logs.epoch
-        starting = StartDriver(self._controller, epochs, table, checkpoints, self._partitions)
+        starting = StartDriver(
+            self._controller, epochs, table, checkpoints, self._partitions, forget=self._state_lost
+        )  # fmt: skip
         plan = starting.run()
         self._generation, self._rewound = plan.generation, starting.rewound or self._rewound
-        run = Run(self._session(), stream, epochs, self._settings, table, plan, self._run_dir, self._totals)
+        self._rebuild = max(self._rebuild, starting.rebuild)
+        self._state_lost = cannot_replay(table.record, plan, checkpoints, stream)
+        if self._state_lost:
+            raise PeerError(f"table {table.name}: the messages of epoch {plan.previous} are gone, its keys are rebuilt")
+        seeding = None
+        if needs_seed(table.record, plan):
+            seeding = plan_seed(table, plan, starting.keyed_from, self._brokers())
+            log_event(_log, "keys are rebuilt from the table", table=table.name, epoch=plan.previous, seed=seeding.seed)
+        run = Run(
+            self._session(), stream, epochs, self._settings, table, plan, self._run_dir, self._totals, seeding=seeding
+        )  # fmt: skip
         run.start()
         self._run = run
         remove_old_checkpoints(checkpoints, plan.checkpoint)
@@ -203,6 +224,9 @@ class TableQuery:
             if table.pipeline_record.rewind not in (None, self._rewound):
                 log_event(_log, "query restarts for a rewind", table=table.name)
                 return
+            if self._wants_rebuild(table):
+                log_event(_log, "query restarts for a rebuild of its keys", table=table.name)
+                return
             if run.wants_restart(table.record, partitions_in(table, self._partitions)):
                 log_event(_log, "query restarts for a changed table", table=table.name)
                 return
@@ -217,8 +241,12 @@ class TableQuery:
             self._poked.wait(LOOK_S)
             self._poked.clear()
 
-    def _wishes(self) -> tuple[TableRecord, Rewind | None]:
-        return self._table.record, self._table.pipeline_record.rewind
+    def _wants_rebuild(self, table: TableView) -> bool:
+        record = table.pipeline_record
+        return record.rebuilds_asked > max(record.rebuilds_begun, self._rebuild)
+
+    def _wishes(self) -> tuple[TableRecord, Rewind | None, bool]:
+        return self._table.record, self._table.pipeline_record.rewind, self._wants_rebuild(self._table)
 
     def _unwanted(self) -> bool:
         record = self._table.record
@@ -270,6 +298,19 @@ class TableQuery:
         """Until the pause is over, a newer view came, or the end."""
         self._poked.wait(pause_ms / 1000)
         self._poked.clear()
+
+
+def cannot_replay(record: TableRecord, plan: RunPlan, checkpoints: Path, stream: Log) -> bool:
+    """The committed batch is to run again for the keys it brings, and the stream no longer has all of it: as row blocks
+    they are in the epoch log, but the state would lack them for ever."""
+    if plan.replay is None or record.config.upsert is None:
+        return False
+    replayed = read_plan(checkpoints / plan.checkpoint, plan.replay.batch_id)
+    bounds = stream.bounds(record.config.stream.topic, range(len(replayed.partitions)))
+    return any(
+        bound.earliest > planned.first and planned.rows
+        for bound, planned in zip(bounds, replayed.partitions, strict=True)
+    )
 
 
 def run_dir_of(settings: Settings, table: TableView) -> Path:

@@ -31,6 +31,7 @@ from cremant.pipeline.coordinator import Companion, companion_for, coordinate, n
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.reports import outcome_of
+from cremant.pipeline.seeding import Seeding
 from cremant.pipeline.source import FORMAT, StreamSource
 from cremant.pipeline.spec import (
     FINAL,
@@ -67,9 +68,10 @@ class Run:
 
     def __init__(
         self, spark: SparkSession, stream: Log, epochs: Log, settings: Settings, table: TableView, plan: RunPlan,
-        run_dir: Path, totals: Totals,
+        run_dir: Path, totals: Totals, *, seeding: Seeding | None = None,
     ) -> None:  # fmt: skip
-        """`stream` holds the table's stream, `epochs` its epoch log; both stay open until `stop`."""
+        """`stream` holds the table's stream, `epochs` its epoch log; both stay open until `stop`. `seeding`: the first
+        batch brings the table's rows to the key coordinator."""
         self.plan = plan
         self._spark = spark
         self._stream = stream
@@ -109,6 +111,9 @@ class Run:
             dead_letter_topic=dead_letter_topic(table.name, self._incarnation),
             generation=plan.generation,
             base=plan.base,
+            seed=seeding.seed if seeding else None,
+            brokers=seeding.brokers if seeding else (),
+            seed_from=seeding.firsts if seeding else (),
             starts=plan.start,
             tasks_max=tasks_max,
             replay_batch=plan.replay.batch_id if plan.replay else None,
@@ -116,6 +121,11 @@ class Run:
             function_version=plan.config_version if function else None,
             candidates=self._companion.candidates if self._companion is not None else None,
         )
+
+    @property
+    def is_seeding(self) -> bool:
+        """The key coordinator's state is being made; no row of the stream is taken meanwhile."""
+        return self.spec.seed is not None and self._closer.epoch == self.plan.previous
 
     @property
     def epoch(self) -> int:
@@ -169,6 +179,8 @@ class Run:
         the stream, another trigger, a user's function, which is part of the query, or any new config of a table with
         one."""
         if partitions > len(self._starts):
+            return True
+        if (record.config.upsert is None) != (self._record.config.upsert is None):
             return True
         before, after = self._record.config.cremant.pipeline, record.config.cremant.pipeline
         if record.config_version == (self.spec.function_version or self._record.config_version):

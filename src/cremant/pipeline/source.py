@@ -26,7 +26,19 @@ from cremant.model.limits import EPOCH_ROWS_MAX
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.ends import asked_again
-from cremant.pipeline.plan import EpochPlan, Share, initial_plan, next_plan, shares_of, tasks_of
+from cremant.pipeline.plan import (
+    EpochPlan,
+    SeedShare,
+    Share,
+    initial_plan,
+    is_initial,
+    next_plan,
+    seed_plan,
+    seed_shares,
+    shares_of,
+    tasks_of,
+)
+from cremant.pipeline.rebuild import PAGE_OFFSETS, run_seed
 from cremant.pipeline.spec import RunSpec, WantedFile
 from cremant.pipeline.task import emission_ddl, giving_up_loudly, run_task
 
@@ -57,6 +69,15 @@ class TaskShares(InputPartition):  # type: ignore[misc]  # PySpark is untyped to
         super().__init__(None)
         self.shares = shares
         self.config_version = config_version
+
+
+class TaskSeed(InputPartition):  # type: ignore[misc]  # PySpark is untyped to mypy
+    """What one task of a seed is told: the pages it reads, and the plan."""
+
+    def __init__(self, shares: tuple[SeedShare, ...], plan: EpochPlan) -> None:
+        super().__init__(None)
+        self.shares = shares
+        self.plan = plan
 
 
 class StreamSource(DataSource):  # type: ignore[misc]  # PySpark is untyped to mypy
@@ -100,12 +121,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         # The table's own limit is in `wanted`, so that it can change while the query runs.
         with giving_up_loudly(self._spec):
             before = EpochPlan.from_offset(start)
+            if self._spec.seed is not None and is_initial(before):
+                return self._seed(before)
             after = self._plan(before, limit)
             if after is before:
                 stream = worker.stream_of(self._spec)
                 stream.wait({(self._spec.topic, p): end for p, end in enumerate(before.ends)}, IDLE_WAIT_S)
                 after = self._plan(before, limit)
             return start if after is before else after.to_offset()
+
+    def _seed(self, before: EpochPlan) -> dict[str, Any]:
+        wanted = self._wanted.read()
+        assert self._spec.seed is not None
+        return (before if wanted.hold else seed_plan(before, wanted, self._spec.seed)).to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
         partitions = range(self._topic().partitions)
@@ -163,6 +191,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         with giving_up_loudly(self._spec):
             plan = EpochPlan.from_offset(end)
+            if plan.seed is not None:
+                groups = seed_shares(self._spec.seed_from, plan.ends, self._spec.tasks_max, PAGE_OFFSETS)
+                return [TaskSeed(shares, plan) for shares in groups]
             bounds = worker.stream_of(self._spec).bounds(self._spec.topic, range(len(plan.partitions)))
             shares = shares_of(plan, [bound.earliest for bound in bounds])
             if self._wanted.read().stop_on_expired:
@@ -185,6 +216,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     # --- worker processes ---
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, TaskSeed):
+            return run_seed(self._spec, partition.shares, batch_id_of_task(), partition.plan)
         assert isinstance(partition, TaskShares)
         if self._spec.function_version is not None:
             from cremant.pipeline.function import read_rows

@@ -19,7 +19,7 @@ from cremant.model import errors
 from cremant.model.cluster import TableRecord
 from cremant.model.errors import Corrupt, CremantError, InvariantViolation
 from cremant.model.settings import SETTINGS, Settings
-from cremant.pipeline.plan import Wanted
+from cremant.pipeline.plan import SeedPlan, Wanted
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,10 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     function_version: int | None = None
     #: How many candidates of a key the coordinator's state keeps (k); None: not an upsert table.
     candidates: int | None = None
+    #: The first batch is a seed of the coordinator's state, read through these brokers, of each partition from there.
+    seed: SeedPlan | None = None
+    brokers: tuple[str, ...] = ()
+    seed_from: tuple[int, ...] = ()
 
     def epoch_of(self, batch_id: int) -> int:
         if batch_id == self.replay_batch and self.replay_epoch is not None:

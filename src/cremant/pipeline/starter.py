@@ -7,6 +7,7 @@ anything that fails or whose outcome is unknown ends the start, and the next one
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from cremant.epoch.format import Head, peek, to_message
 from cremant.epoch.protocol import (
     Append,
     Appended,
+    CheckpointState,
     EffectFailed,
     GiveUp,
     ReadBack,
@@ -32,6 +34,7 @@ from cremant.model.cluster import Rewind, TableView
 from cremant.model.errors import (
     AlreadyExists,
     Conflict,
+    Corrupt,
     CremantError,
     Fenced,
     InvariantViolation,
@@ -43,7 +46,11 @@ from cremant.model.errors import (
 from cremant.model.limits import MIB
 from cremant.model.names import epoch_topic
 from cremant.pipeline.checkpoint import adopt_checkpoint, inspect_checkpoint
+from cremant.pipeline.coordinator import read_companion
+from cremant.shell.logs import log_failure
 from cremant.wire.messages import BaseRequest, GenerationReply, GenerationRequest
+
+_log = logging.getLogger(__name__)
 
 GENERATION_PATH = "/internal/v1/pipeline/generation"
 BASE_PATH = "/internal/v1/pipeline/base"
@@ -121,7 +128,11 @@ def fence_between(log: Log, topic: str, partition: int, first: int, up_to: int, 
 class StartDriver:
     """One start, with the first `partitions` of the table. `checkpoints` holds its checkpoint directories."""
 
-    def __init__(self, controller: Controller, log: Log, table: TableView, checkpoints: Path, partitions: int) -> None:
+    def __init__(
+        self, controller: Controller, log: Log, table: TableView, checkpoints: Path, partitions: int, *,
+        forget: bool = False,
+    ) -> None:  # fmt: skip
+        """`forget`: whatever the checkpoint says, it is lost."""
         self._controller = controller
         self._log = log
         self._table = table
@@ -131,6 +142,11 @@ class StartDriver:
         self._topic = epoch_topic(table.name, self._incarnation)
         #: What an operator wants of this start, and what it has done once it ended well.
         self.rewound: Rewind | None = None
+        self.rebuild = 0
+        #: Since when the table has keys, before this start.
+        self.keyed_from: int | None = None
+        self._is_keyed = table.record.config.upsert is not None
+        self._forget = forget
 
     def run(self) -> RunPlan:
         """The outcome of the start. Raises Fenced (somebody else's turn), PeerError (try again) or
@@ -140,6 +156,7 @@ class StartDriver:
         machine = StartMachine(
             config_version=self._table.record.config_version,
             scan_from={view.record.partition: view.consuming.start for view in self._views},
+            keyed=self._is_keyed,
         )
         waiting = list(machine.begin())
         while waiting:
@@ -170,7 +187,7 @@ class StartDriver:
             case start.ReadTo():
                 return self._scan(effect)
             case start.InspectCheckpoint(checkpoint):
-                return start.CheckpointInspected(inspect_checkpoint(self._checkpoints / checkpoint))
+                return start.CheckpointInspected(self._inspect(self._checkpoints / checkpoint))
             case start.TakeBase():
                 return self._take_base(effect)
             case start.AdoptCheckpoint(source, checkpoint, commits_above, plans_above):
@@ -191,14 +208,16 @@ class StartDriver:
             reply = self._controller.call(GENERATION_PATH, request, GenerationReply)
         except (Conflict, Fenced) as error:
             return start.GenerationRefused(str(error))
-        self.rewound = reply.rewind
+        self.rewound, self.rebuild, self.keyed_from = reply.rewind, reply.rebuild, reply.keyed_from
         reset_to = reply.rewind.to_epoch if reply.rewind is not None else None
-        return start.GenerationTaken(reply.generation, reply.checkpoint, reset_to)
+        forget = self._forget or self.rebuild > 0
+        return start.GenerationTaken(reply.generation, "" if forget else reply.checkpoint, reset_to)
 
     def _take_base(self, taken: start.TakeBase) -> start.Event:
         request = BaseRequest(
             table=self._table.name, incarnation=self._incarnation, generation=taken.generation, base=taken.base,
-            checkpoint=taken.checkpoint, first_epoch=taken.first_epoch, rewound=self.rewound,
+            checkpoint=taken.checkpoint, first_epoch=taken.first_epoch, previous=taken.previous, rewound=self.rewound,
+            rebuild=self.rebuild, keyed=self._is_keyed,
         )  # fmt: skip
         try:
             self._controller.call(BASE_PATH, request, dict[str, Any])
@@ -214,6 +233,15 @@ class StartDriver:
             if scan.done:
                 break
         return start.Scanned(request.partition, scan)
+
+    def _inspect(self, checkpoint: Path) -> CheckpointState | None:
+        """A checkpoint that was made without keys holds no state of theirs: it counts as lost when there are any."""
+        try:
+            made_with = read_companion(checkpoint)
+        except Corrupt as error:
+            log_failure(_log, "a checkpoint counts as lost", error, table=self._table.name)
+            return None
+        return inspect_checkpoint(checkpoint) if (made_with is not None) == self._is_keyed else None
 
     def _ready(self, run: RunPlan) -> RunPlan:
         if run.fresh:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cremant.log.open import Logs
-from cremant.model.cluster import ClusterView, InstanceReport, TableView
+from cremant.model.cluster import ClusterView, InstanceReport, Role, TableView
 from cremant.model.limits import PIPELINE_STOP_MS
 from cremant.model.settings import Settings
 from cremant.pipeline.query import TableQuery, remove_run_dir
@@ -34,11 +34,13 @@ class Supervisor:
         self._lock = threading.Lock()
         self._queries: dict[str, TableQuery] = {}
         self._stopped = False
+        self._view: ClusterView | None = None
 
     def on_view(self, view: ClusterView) -> None:
         with self._lock:
             if self._stopped:
                 return
+            self._view = view
             for name, query in list(self._queries.items()):
                 table = view.tables.get(name)
                 if table is None or table.record.incarnation != query.incarnation:
@@ -53,10 +55,15 @@ class Supervisor:
             query.update(table)
         elif table.partitions:
             query = TableQuery(
-                self._session, self._logs, self._settings, self._controller, table, standby=self._standby
-            )
+                self._session, self._logs, self._settings, self._controller, table, standby=self._standby,
+                brokers=self._live_brokers,
+            )  # fmt: skip
             self._queries[name] = query
             query.start()
+
+    def _live_brokers(self) -> tuple[str, ...]:
+        view = self._view
+        return tuple(one.url for one in view.instances if one.live and one.role is Role.BROKER) if view else ()
 
     def _let_go(self, name: str, query: TableQuery) -> None:
         query.stop()

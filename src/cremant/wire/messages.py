@@ -197,18 +197,22 @@ class GenerationRequest(Message, frozen=True, kw_only=True):
 
 
 class GenerationReply(Message, frozen=True, kw_only=True):
-    """`rewind`: to be carried out by this start."""
+    """`rewind`: to be carried out by this start. `rebuild`: number of the rebuild of the key coordinator's state that
+    is to be begun; 0 = none. `keyed_from`: as in the record."""
 
     generation: int
     base: int
     checkpoint: str
     rewind: Rewind | None = None
+    rebuild: int = 0
+    keyed_from: int | None = None
 
 
 class BaseRequest(Message, frozen=True, kw_only=True):
     """POST /internal/v1/pipeline/base: sets base and checkpoint directory if `generation` is in force (else 409).
 
-    `first_epoch`: of the first new batch. `rewound`: what this start has carried out."""
+    `first_epoch`: of the first new batch, `previous`: the last closed one. `rewound`, `rebuild`: what this start has
+    carried out, begun. `keyed`: the run keeps a key coordinator's state."""
 
     table: str
     incarnation: str
@@ -216,7 +220,10 @@ class BaseRequest(Message, frozen=True, kw_only=True):
     base: int
     checkpoint: str
     first_epoch: int = 0
+    previous: int = 0
     rewound: Rewind | None = None
+    rebuild: int = 0
+    keyed: bool = False
 
 
 # --- broker -> server: POST /internal/v1/query ---

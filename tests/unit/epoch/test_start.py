@@ -403,7 +403,7 @@ def test_a_checkpoint_is_adopted_under_the_new_generation_before_the_base_names_
     starting.plan()
     assert starting.done[-3:-1] == [
         AdoptCheckpoint("old", "generation-5", commits_above=3, plans_above=4),
-        TakeBase(5, 5, "generation-5", 9),
+        TakeBase(5, 5, "generation-5", 9, 8),
     ]
 
 

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a start must make the key coordinator's state from the table itself, and how (the work: rebuild.py).
+
+A fresh checkpoint of an upsert table holds no keys. Before the first epoch there are none; later every one of them
+would be lost, so the first batch is a seed. A table whose keys begin after the committed epoch was an append table, or
+is one again after a rewind: all of its rows are to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from cremant.epoch.protocol import RunPlan
+from cremant.model.cluster import TableRecord, TableView
+from cremant.model.upsert import UpsertConfig
+from cremant.pipeline.plan import SeedPlan
+from cremant.pipeline.rebuild import Brokers
+
+
+class Seeding(msgspec.Struct, frozen=True):
+    """`firsts`: per partition of the run the lowest stream offset that the table has; the seed ends at the run's start.
+    `brokers`: who answers queries."""
+
+    seed: SeedPlan
+    firsts: tuple[int, ...]
+    brokers: tuple[str, ...]
+
+
+def needs_seed(record: TableRecord, plan: RunPlan) -> bool:
+    return record.config.upsert is not None and plan.fresh and plan.previous > 0
+
+
+def plan_seed(table: TableView, plan: RunPlan, keyed_from: int | None, brokers: Sequence[str]) -> Seeding:
+    """`keyed_from`: the epoch that gave the table its keys, as far as is known. Raises Unavailable: no broker tells how
+    far the comparison column goes, where a TTL is measured by it."""
+    upsert = table.record.config.upsert
+    assert upsert is not None
+    all_rows = keyed_from is None or keyed_from > plan.previous
+    seed = SeedPlan(epoch=plan.previous, all_rows=all_rows)
+    if not all_rows and (upsert.ttl is not None or upsert.deleted_ttl is not None):
+        seed = _with_bounds(seed, _newest(table.record, upsert, plan.previous, brokers), upsert)
+    return Seeding(seed, first_offsets(table, plan.start), tuple(brokers))
+
+
+def first_offsets(table: TableView, starts: Sequence[int]) -> tuple[int, ...]:
+    """Per partition the lowest offset of a row that the table may have; `starts`: where the run goes on."""
+    firsts = list(starts)
+    for partition in table.partitions[: len(firsts)]:
+        number = partition.record.partition
+        firsts[number] = min(firsts[number], partition.consuming.start_offset)
+    for segment in table.segments:
+        if segment.partition < len(firsts):
+            firsts[segment.partition] = min(firsts[segment.partition], segment.start_offset)
+    return tuple(firsts)
+
+
+def _newest(record: TableRecord, upsert: UpsertConfig, epoch: int, brokers: Sequence[str]) -> float | None:
+    sql = (
+        f"SET asOfEpoch = {epoch}; SET skipUpsertDelete = true; "
+        f'SELECT COUNT(*), MAX("{upsert.comparison_columns[0]}") FROM "{record.config.name}"'
+    )
+    with Brokers(brokers) as asked:
+        answer = asked.ask(sql, epoch)
+    if not answer.num_rows or not answer.column(0)[0].as_py():
+        return None
+    return float(answer.column(1)[0].as_py())
+
+
+def _with_bounds(seed: SeedPlan, newest: float | None, upsert: UpsertConfig) -> SeedPlan:
+    if newest is None:
+        return seed
+    deleted_ttl = upsert.deleted_ttl if upsert.deleted_ttl is not None else upsert.ttl
+    return msgspec.structs.replace(
+        seed,
+        expired_below=None if upsert.ttl is None else newest - upsert.ttl,
+        deleted_below=None if deleted_ttl is None else newest - deleted_ttl,
+    )
