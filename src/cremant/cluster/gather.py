@@ -332,11 +332,8 @@ class Gather:
         if answer.error_code:
             self._causes[ask.server] = answer.error
             return list(ask.parts)
-        missing, behind, refused = (
-            set(answer.missing_segments),
-            set(answer.behind_partitions),
-            answer.refused_partitions,
-        )
+        missing, behind = set(answer.missing_segments), set(answer.behind_partitions)
+        refused = answer.refused_partitions
         if missing or behind or refused:
             self._causes[ask.server] = lateness(answer, self.cut)
         if self.cut is not None:  # a partition that is not at the cut answers none of its parts
