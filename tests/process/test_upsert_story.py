@@ -123,6 +123,11 @@ def test_the_story_of_accounts(cluster: LocalCluster, phase: Callable[[str], Non
     story.is_told(APPEND + versions, [[60.0]])
     story.is_told("SELECT count(*) FROM accounts WHERE KafkaOffset = $offset", [[2]])
 
+    explained = cluster.rest.rows("EXPLAIN PLAN FOR " + AVERAGE)
+    assert explained[0][0].startswith("BROKER_REDUCE")
+    refused = cluster.rest.query(f"SET asOfEpoch = 0; {AVERAGE}")
+    assert is_complete(refused) or "epoch" in str(refused["exceptions"]), refused
+
     phase("the same from sealed segments, and from a restarted server")
     cluster.rest.call("POST", "/tables/accounts/forceCommit")
     story.tell(("abc-14", 30, 1))
