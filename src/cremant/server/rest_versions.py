@@ -30,8 +30,9 @@ from cremant.model.errors import NotFound, Unavailable, UserError
 from cremant.model.names import OFFLINE_SUFFIX, raw_table_name
 from cremant.model.offsets import Position
 from cremant.segment.snapshot import Snapshot, pack
-from cremant.segment.versions import UPDATES_SCHEMA
+from cremant.segment.versions import UPDATES_SCHEMA, Versions
 from cremant.server.hosting import Hosting
+from cremant.server.partition import Partition
 from cremant.server.peers import CONTENT_HEADER, Sent
 from cremant.server.pool import DaemonPool
 from cremant.server.table import HostedSegment, HostedTable
@@ -58,11 +59,20 @@ def snapshot_of(table: HostedTable, hosted: HostedSegment) -> Snapshot:
     if partition is None:
         raise NotFound(f"this server does not follow the updates of segment {name} of table {table.name}")
     with partition.lock:  # between two epochs: nobody writes
-        versions = hosted.versions
+        versions = followed(partition, hosted)
         if versions is None:
             raise NotFound(f"this server does not know which rows of segment {name} of table {table.name} are in force")
         # Versions that were fetched may be ahead of the partition: the log says again what is in them, and is skipped.
         return Snapshot(versions.copied(), partition.position)
+
+
+def followed(reader: Partition, hosted: HostedSegment) -> Versions | None:
+    """The segment's versions, if they have all that the reader has applied; its lock is held. Those that lost their
+    reader are of an earlier epoch than it says."""
+    versions = hosted.versions
+    if versions is None or reader.versions is None:
+        return None
+    return versions if reader.versions.attached().get(hosted.metadata.name) is versions else None
 
 
 class VersionsService:

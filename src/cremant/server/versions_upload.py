@@ -32,7 +32,7 @@ from cremant.model.segments import SegmentMetadata, SegmentStatus, StoredVersion
 from cremant.segment.snapshot import Snapshot, pack
 from cremant.segment.versions import Versions
 from cremant.server.files import ServerFiles
-from cremant.server.rest_versions import snapshot_of
+from cremant.server.rest_versions import followed, snapshot_of
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.server.uploads import Uploads
 from cremant.server.versions_fetch import holders, newest_metadata
@@ -147,7 +147,7 @@ class VersionsUploads:
         if reader is None:
             return
         with reader.lock:
-            versions, position = hosted.versions, reader.position
+            versions, position = followed(reader, hosted), reader.position
             if versions is None:
                 return
             changes = versions.changes

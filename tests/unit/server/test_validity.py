@@ -338,6 +338,21 @@ def test_a_server_waits_a_moment_for_an_epoch_that_others_have_closed(world: Wor
     assert peer.get(path, notBefore=99, waitMs=50).status_code == 200, "then it says what it has"
 
 
+def test_versions_that_lost_their_reader_are_not_passed_on(world: World) -> None:
+    """They are as of an earlier epoch than the partition: with its position they would miss updates for ever."""
+    peer = world.peer(until=9)
+    assert peer.partition.versions is not None
+    peer.partition.versions.detach(world.metadata.name)
+    peer.read()
+    assert peer.get(f"/tables/trips/segments/{world.metadata.name}/versions").status_code == 404
+    updates = {"table": "trips", "segments": world.metadata.name, "from": "9"}
+    assert peer.get("/updates", **updates).status_code == 404
+    _in_store(world)
+    made = Uploader(world, server=peer)
+    made.uploads.look()
+    assert _stored(world) == []
+
+
 @pytest.mark.parametrize("after", [7, 8, 11, 15, 16])
 def test_pulled_updates_bring_versions_to_where_the_other_server_is(world: World, after: int) -> None:
     peer = world.peer()
@@ -387,8 +402,10 @@ class Controller:
 
 
 class Uploader:
-    def __init__(self, world: World, policy: StorePolicy = StorePolicy.STORE_REQUIRED) -> None:
-        self.server = world.peer()
+    def __init__(
+        self, world: World, policy: StorePolicy = StorePolicy.STORE_REQUIRED, server: Server | None = None
+    ) -> None:
+        self.server = server or world.peer()
         self.server.hosted.snapshot = self.server.partition.position
         self.controller = Controller(world, self.server)
         uploads: Any = SimpleNamespace(policy=lambda table: policy)
