@@ -279,3 +279,6 @@ def test_every_epoch_shows_what_the_model_shows(engine: Engine, epochs: list[lis
         for (partition, offset, _), version in history.versions.items()
     ]
     assert sorted(table.rows(HISTORY)) == sorted(versions)
+    taken = [[epoch, len(rows)] for epoch, rows in enumerate(epochs, start=1) if rows]
+    by_epoch = "SELECT $validFrom, count(*) FROM accounts GROUP BY $validFrom ORDER BY $validFrom LIMIT 100"
+    assert table.rows(APPEND + by_epoch) == taken
