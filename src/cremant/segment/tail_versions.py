@@ -9,7 +9,8 @@ Rules:
 - Every update goes to the tail or to one segment, by its offset; what lies outside of all of them is somebody else's
   and ignored; inside, a row that is not there stops the partition (U-1).
 - One lock for whoever changes anything; readers take `tail`, or a segment's versions, as they are (versions.py).
-- A segment that is attached has the updates of everything that is closed here, or is ahead of it.
+- A segment that is attached has the updates of everything that is closed here, or is ahead of it: then what the reader
+  meets before the position of its versions is history to it, Resets, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from cremant.segment.locations import Int32s, Int64s, Locations
 from cremant.segment.versions import Flags, Versions, by_location, deleted_rows, delta
 
 _GROWTH_ROWS_MIN = 4096
+#: Behind every record of a log.
+_NOW = 2**62
 
 
 class TailVersions:
@@ -127,9 +130,11 @@ class _Attached:
 
 
 class PartitionVersions:
-    """Versions of one partition on this server. `epoch`: last closed one; `delete_column`: as the table names it."""
+    """Versions of one partition on this server. `epoch`: last closed one; `delete_column`: as the table names it.
+    `log_offset`: of the next record. Methods that carry out a record say by `at` where it is in the log."""
 
-    def __init__(self, start_offset: int, epoch: int, delete_column: str | None) -> None:
+    def __init__(self, start_offset: int, epoch: int, delete_column: str | None, log_offset: int = _NOW) -> None:
+        self._at = log_offset - 1
         self.lock = threading.RLock()
         self.delete_column = delete_column
         #: Last closed epoch; last one whose updates are in: a moment ahead of it while an epoch is being closed.
@@ -157,12 +162,12 @@ class PartitionVersions:
         with self.lock:
             self._tail.take(batch, epoch, self.delete_column)
 
-    def apply(self, epoch: int, updates: pa.RecordBatch) -> None:
+    def apply(self, epoch: int, updates: pa.RecordBatch, *, at: int = _NOW) -> None:
         """Raises InvariantViolation when an update of hosted rows does not fit."""
         offsets, sub_rows, ops = by_location(updates)
         with self.lock:
-            done = 0
-            for hosted in (*self._segments.values(), _Attached(self.rows_from, 2**62, self._tail.view)):
+            done, self._at = 0, at
+            for hosted in (*self._current(), _Attached(self.rows_from, 2**62, self._tail.view)):
                 first, end = np.searchsorted(offsets, (hosted.first, hosted.end)).tolist()
                 if first < end:
                     hosted.versions.apply(epoch, offsets[first:end], sub_rows[first:end], ops[first:end])
@@ -172,21 +177,21 @@ class PartitionVersions:
             self.updates_applied += done
             self.updates_ignored += len(offsets) - done
 
-    def closed(self, epoch: int) -> None:
+    def closed(self, epoch: int, *, at: int = _NOW) -> None:
         with self.lock:
-            for hosted in self._segments.values():
+            self._at = at
+            for hosted in self._current():
                 hosted.versions.closed(epoch)
             self._tail.closed(epoch)
             self.epoch = self.applied = epoch
 
-    def roll_back(self, epoch: int, next_offset: int, log_offset: int = 2**62) -> None:
-        """The Reset at this offset of the log; versions that were saved later have it in them."""
+    def roll_back(self, epoch: int, next_offset: int, *, at: int = _NOW) -> None:
         with self.lock:
+            self._at = at
             self._tail.truncate(next_offset)
             self._tail.roll_back(epoch)
-            for hosted in self._segments.values():
-                if hosted.since <= log_offset:
-                    hosted.versions.roll_back(epoch)
+            for hosted in self._current():
+                hosted.versions.roll_back(epoch)
             self.epoch = self.applied = epoch
 
     def restart(self, offset: int, epoch: int) -> None:
@@ -226,10 +231,10 @@ class PartitionVersions:
             self.rows_from = max(self.rows_from, offset)
 
     def attach(self, segment: str, first: int, end: int, versions: Versions, *, since: int = 0) -> bool:
-        """From now on updates of offsets [first, end) go to `versions`. False, and nothing has changed, if they lack
-        updates that were applied here already: these are to be replayed into them first."""
+        """From now on updates of offsets [first, end) go to `versions`, which are as of log offset `since`. False, and
+        nothing has changed, if they lack updates that were applied here: these are to be replayed into them first."""
         with self.lock:
-            if versions.epoch < self.applied:
+            if since <= self._at and versions.epoch < self.applied:
                 return False
             self._segments[segment] = _Attached(first, end, versions, since)
             return True
@@ -237,6 +242,20 @@ class PartitionVersions:
     def detach(self, segment: str) -> None:
         with self.lock:
             self._segments.pop(segment, None)
+
+    def has_read(self, log_offset: int) -> bool:
+        with self.lock:
+            return log_offset <= self._at
+
+    def is_current(self, segment: str) -> bool:
+        """Its versions are as of where the reader is."""
+        with self.lock:
+            held = self._segments.get(segment)
+            return held is not None and held.since <= self._at + 1
+
+    def _current(self) -> list[_Attached]:
+        """Segments that the record at hand concerns."""
+        return [hosted for hosted in self._segments.values() if hosted.since <= self._at]
 
     def attached(self) -> dict[str, Versions]:
         with self.lock:

@@ -81,7 +81,7 @@ class Versions:
     def unknown(cls, locations: Locations, *, epoch: int, deleted: Flags | None = None) -> Versions:
         """Rows that were there before the table had keys: none is in force before an INSERT names it."""
         ends = np.full(locations.rows, NEVER, np.int32)
-        return cls(locations, ends, ends.copy(), base=epoch, epoch=epoch, deleted=deleted, horizon=epoch + 1)
+        return cls(locations, ends, ends.copy(), base=epoch, epoch=epoch, deleted=deleted)
 
     @property
     def rows(self) -> int:
@@ -235,11 +235,13 @@ class Versions:
         if locations.offsets is not None:
             sub_rows = locations.sub_rows.copy() if locations.sub_rows is not None else None
             locations = Locations.of(locations.offsets.copy(), sub_rows)
-        return Versions(
+        made = Versions(
             locations, np.array(self.valid_from), np.array(self.valid_until), base=self.base, epoch=self.epoch,
             deleted=np.array(self.deleted) if self.deleted is not None else None, order=self.order,
             horizon=self.horizon,
         )  # fmt: skip
+        made.rewinds = self.rewinds
+        return made
 
 
 #: Updates of several epochs together.

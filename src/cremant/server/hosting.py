@@ -186,7 +186,10 @@ class Hosting:
 
     def _reconcile_table(self, hosted: HostedTable, view: TableView) -> None:
         hosted.update(view.record)
+        hosted.rewinds = view.pipeline_record.rewinds
         self._reconcile_segments(hosted, view)
+        with hosted.lock:
+            hosted.resets |= updating.changed_partitions(hosted)
         self._let_go_reset(hosted)
         mine = {p.record.partition: p for p in view.partitions if self.instance in p.record.replicas}
         for number, partition_view in mine.items():
@@ -195,7 +198,7 @@ class Hosting:
             if number not in hosted.partitions:
                 self._start_partition(hosted, partition_view, view)
             hosted.partitions[number].unwanted_since_s = None
-        self._reconcile_versions(hosted)
+        self._reconcile_versions(hosted, view)
         with hosted.lock:
             gone = [hosted.partitions.pop(number) for number in _outlived(hosted, mine)]
             hosted.open = {number: partition_view.consuming for number, partition_view in mine.items()}
@@ -220,6 +223,7 @@ class Hosting:
         with hosted.lock:
             partition = hosted.partitions.pop(number)
             dropped = drop_from(hosted, number, start.next_offset)
+        updating.leave(hosted, partition)
         partition.close()
         for name in dropped:
             self._files.remove_segment(hosted.name, hosted.record.incarnation, name)
@@ -250,13 +254,14 @@ class Hosting:
         partition.on_epoch = partial(self.board.tell, own.incarnation, own.partition)
         return partition
 
-    def _reconcile_versions(self, hosted: HostedTable) -> None:
+    def _reconcile_versions(self, hosted: HostedTable, view: TableView) -> None:
         """Upsert tables: every sealed segment has a reader that applies its updates."""
         if hosted.record.config.upsert is None:
             return
         for number in updating.wanted_followers(hosted):
             own = PartitionId(hosted.name, hosted.record.incarnation, number)
             updating.follow(hosted, number, self._earliest(own), partial(self._partition, hosted, own))
+        updating.begin_unknown(hosted, view.pipeline_record)
         for reader in (*list(hosted.partitions.values()), *list(hosted.followers.values())):
             updating.attach(hosted, reader)
 

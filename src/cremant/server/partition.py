@@ -74,9 +74,9 @@ class Partition:
         self.id = own
         self.upsert = upsert
         #: None: an append table.
-        self.versions = (
-            PartitionVersions(start.next_offset, first.epoch, upsert.delete_column) if upsert is not None else None
-        )
+        self.versions: PartitionVersions | None = None
+        if upsert is not None:
+            self.versions = PartitionVersions(start.next_offset, first.epoch, upsert.delete_column, first.log_offset)
         #: Told each state that others may rely on, None: there is none now. Called by any thread, must not block.
         self.on_epoch: Callable[[EpochState | None], None] = lambda state: None
         self.state = PartitionState.WAITING
@@ -96,7 +96,7 @@ class Partition:
         self.log_offset = first.log_offset
         #: Held while a turn applies what it read, and by whoever moves the partition or reads its closings.
         self.lock = threading.RLock()
-        #: How often it was moved or closed: what a turn read before that is of no use.
+        #: How often it was moved or closed: a turn's read before that is of no use.
         self._moves = 0
         #: What closes up to there is history: of use to versions only.
         self._start = start
@@ -294,7 +294,7 @@ class Partition:
                 self._advance(next_offset=self.tail.snapshot.next_offset)
             case TakeUpdates(epoch=epoch, batch=updates):
                 if self.versions is not None:
-                    self.versions.apply(epoch, updates)
+                    self.versions.apply(epoch, updates, at=self._reading_at)
             case EpochClosed():
                 self._epoch_closed(effect)
             case CaughtUp(at_ms=at_ms):
@@ -312,7 +312,7 @@ class Partition:
     def _epoch_closed(self, closed: EpochClosed) -> None:
         self._partition_count = closed.partitions
         if self.versions is not None:
-            self.versions.closed(closed.epoch)
+            self.versions.closed(closed.epoch, at=self._reading_at)
         if self._reading_at < self._start.log_offset:
             return
         self.closings.drop_below(self.tail.snapshot.first_offset)
@@ -344,7 +344,7 @@ class Partition:
 
     def _roll_back(self, next_offset: int, epoch: int) -> None:
         if self.versions is not None and self._reading_at < self._start.log_offset:
-            self.versions.roll_back(epoch, 0, self._reading_at)  # history of sealed segments: the tail has no rows yet
+            self.versions.roll_back(epoch, 0, at=self._reading_at)  # of sealed segments: the tail has no rows yet
             return
         if next_offset < self.tail.snapshot.first_offset:
             raise InvariantViolation(
@@ -355,7 +355,7 @@ class Partition:
             )
         self.tail.truncate(next_offset)
         if self.versions is not None:
-            self.versions.roll_back(epoch, next_offset, self._reading_at)
+            self.versions.roll_back(epoch, next_offset, at=self._reading_at)
         self.closings.truncate(next_offset, epoch)
         self._seen = SeenEpochs()
         # What was visible newest is unknown now; the next rows say it again.

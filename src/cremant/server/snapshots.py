@@ -4,8 +4,8 @@
 Rules:
 
 - A snapshot is as of a closed epoch: it is taken while no updates are applied, and written afterwards.
-- A segment that was just sealed, or whose versions just came, is saved at once; one that changed, after a while, one at
-  a time, resting as long as that took; of one that did not, only how far that holds is written.
+- A segment that was just sealed, taken back, or whose versions just came, is saved at once; one that changed, after a
+  while, one at a time, resting as long as that took; of one that did not, only how far that holds is written.
 - What the log has to keep follows from the oldest of them, so each segment's must advance, also those nobody updates.
 """
 
@@ -54,7 +54,7 @@ class Snapshots:
                     if self._stopping.is_set():
                         return
                     began_s = time.monotonic()
-                    if began_s >= hosted.save_at_s and self.save(table, hosted):
+                    if (began_s >= hosted.save_at_s or _was_rewound(hosted)) and self.save(table, hosted):
                         self._stopping.wait(time.monotonic() - began_s)
 
     @cause()
@@ -78,9 +78,14 @@ class Snapshots:
             if table.segments.get(sealed.name) is hosted:  # else it was deleted meanwhile
                 log_failure(_log, "versions of a segment could not be saved", error, segment=sealed.name)
             return True
-        hosted.snapshot = position
+        hosted.snapshot, hosted.rewinds_saved = position, versions.rewinds
         hosted.save_at_s = time.monotonic() + SAVE_EVERY_S
         return True
+
+
+def _was_rewound(hosted: HostedSegment) -> bool:
+    """What is on disk is of epochs that are void."""
+    return hosted.versions is not None and hosted.versions.rewinds != hosted.rewinds_saved
 
 
 def _take(table: HostedTable, hosted: HostedSegment) -> tuple[SealedSegment, Versions, int, Position] | None:
@@ -94,7 +99,7 @@ def _take(table: HostedTable, hosted: HostedSegment) -> tuple[SealedSegment, Ver
         if sealed is None or versions is None or reader.versions.attached().get(sealed.name) is not versions:
             return None
         # Ahead of the reader: its snapshot is better than what could be written now.
-        if versions.epoch > position.epoch or hosted.snapshot == position:
+        if not reader.versions.is_current(sealed.name) or hosted.snapshot == position:
             return None
         if hosted.saved is not None and hosted.saved[1] == versions.changes:
             return sealed, versions, versions.changes, position

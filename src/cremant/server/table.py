@@ -20,7 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from cremant.completion.replica import Sealing
-from cremant.model.cluster import TableRecord
+from cremant.model.cluster import Rewind, TableRecord
 from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.schema import DataType
 from cremant.model.segments import ReplicaState, SegmentMetadata
@@ -49,9 +49,10 @@ class HostedSegment:
     follow_from: Position | None = None
     #: As of when its versions are on this server's disk.
     snapshot: Position | None = None
-    #: When this process last wrote all of them: as of where, and how often they had changed.
+    #: What this process last wrote: as of where, how often they had changed; and how often they had been taken back.
     saved: tuple[Position, int] | None = None
-    #: Not before this (monotonic seconds) they are saved again.
+    rewinds_saved: int = 0
+    #: Monotonic seconds.
     save_at_s: float = 0.0
     error: str | None = None
     #: Monotonic seconds since when the view no longer assigns it here.
@@ -152,8 +153,9 @@ class HostedTable:
         self.lock = threading.RLock()
         self.partitions: dict[int, Partition] = {}
         self.segments: dict[str, HostedSegment] = {}
-        #: Upsert tables: readers of partitions of which only sealed segments are here.
+        #: Upsert tables: readers of partitions of which only sealed segments are here; epochs that were taken back.
         self.followers: dict[int, Partition] = {}
+        self.rewinds: tuple[Rewind, ...] = ()
         #: Open segment of each partition, as the view has it; and how far its completion is.
         self.open: dict[int, SegmentMetadata] = {}
         self.sealings: dict[str, Sealing] = {}

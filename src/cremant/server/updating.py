@@ -20,11 +20,16 @@ import logging
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 
+from cremant.cluster.lowwater import is_void
+from cremant.model.cluster import PipelineRecord
 from cremant.model.errors import Corrupt, NotFound
 from cremant.model.offsets import Position
 from cremant.segment import snapshot
 from cremant.segment.locations import locations_of
+from cremant.segment.reader import SealedSegment
+from cremant.segment.versions import Flags, Versions, deleted_rows
 from cremant.server.partition import Partition, PartitionState
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.shell.logs import log_event, log_failure
@@ -59,16 +64,55 @@ def replay_from(table: HostedTable, partition: int, earliest: int) -> Position |
     would need more are given up. A follower ends."""
     end_follower(table, partition)
     with table.lock:
-        positions = []
         for hosted in _of(table, partition):
             at = hosted.follow_from
-            if hosted.versions is None:
-                continue
-            if at is None or at.log_offset < earliest:
+            if at is not None and at.log_offset < earliest and hosted.versions is not None:
                 _give_up(hosted)
-            else:
-                positions.append(at)
-    return min(positions, key=lambda position: position.log_offset, default=None)
+        return _oldest(table, partition)
+
+
+def _oldest(table: HostedTable, partition: int) -> Position | None:
+    """Position that the versions of all segments have at least; those of epochs that were taken back since can be
+    continued from further back only: where the partition's open segment begins."""
+    positions = [hosted.follow_from for hosted in _of(table, partition) if hosted.versions is not None]
+    known = [at for at in positions if at is not None and is_void(at.epoch, table.rewinds) is None]
+    return min(known, key=lambda position: position.log_offset, default=None)
+
+
+def begin_unknown(table: HostedTable, record: PipelineRecord) -> None:
+    """Segments from before their table had keys: nothing of them is in force until the seed, whose epoch the record
+    tells once it has begun, says so."""
+    keyed_from = record.keyed_from
+    if not record.generation:  # nothing is known of the pipeline
+        return
+    with table.lock:
+        for hosted in table.segments.values():
+            end, sealed, reader = hosted.metadata.end, hosted.sealed, table.updater(hosted.metadata.partition)
+            if hosted.versions is not None or sealed is None or end is None or reader is None:
+                continue
+            applied = reader.versions.applied if reader.versions is not None else 0
+            if keyed_from is None or (end.epoch < keyed_from and applied < keyed_from):
+                locations, order = locations_of(sealed.batches)
+                hosted.versions = Versions.unknown(locations, epoch=applied, deleted=_deleted(table, sealed))
+                hosted.versions.order = order
+
+
+def _deleted(table: HostedTable, sealed: SealedSegment) -> Flags | None:
+    """In (offset, sub-row) order."""
+    upsert = table.record.config.upsert
+    found = [deleted_rows(batch, upsert.delete_column if upsert is not None else None) for batch in sealed.batches]
+    if all(flags is None for flags in found):
+        return None
+    lengths = [batch.num_rows for batch in sealed.batches]
+    flags = np.concatenate(
+        [part if part is not None else np.zeros(rows, np.bool_) for part, rows in zip(found, lengths, strict=True)]
+    )
+    order = locations_of(sealed.batches)[1]
+    if order is None:
+        return flags
+    ordered = np.empty_like(flags)
+    ordered[order] = flags
+    return ordered
 
 
 def attach(table: HostedTable, partition: Partition) -> None:
@@ -84,7 +128,11 @@ def attach(table: HostedTable, partition: Partition) -> None:
                 continue
             assert metadata.end is not None
             since = hosted.follow_from.log_offset if hosted.follow_from is not None else 0
-            if not versions.attach(metadata.name, metadata.start_offset, metadata.end.next_offset, own, since=since):
+            first, end = metadata.start_offset, metadata.end.next_offset
+            void = hosted.follow_from is not None and is_void(hosted.follow_from.epoch, table.rewinds) is not None
+            # A reader that is past the Reset perhaps would not take them back.
+            lost = void and versions.has_read(since)
+            if lost or not versions.attach(metadata.name, first, end, own, since=since):
                 _give_up(hosted)
         for name in attached.keys() - {hosted.metadata.name for hosted in _of(table, partition.id.partition)}:
             versions.detach(name)
@@ -98,11 +146,16 @@ def leave(table: HostedTable, partition: Partition) -> None:
         position, attached = partition.position, partition.versions.attached()
         for name, versions in attached.items():
             hosted = table.segments.get(name)
-            if hosted is None or hosted.versions is not versions:
-                continue
-            if hosted.follow_from is None or hosted.follow_from.log_offset < position.log_offset:
-                hosted.follow_from = position
+            current = partition.versions.is_current(name)
             partition.versions.detach(name)
+            if hosted is not None and hosted.versions is versions and current:
+                hosted.follow_from = position
+
+
+def changed_partitions(table: HostedTable) -> set[int]:
+    """Partitions that are consumed as of a table without keys, which has some by now: to be read again."""
+    keyed = table.record.config.upsert is not None
+    return {number for number, partition in table.partitions.items() if (partition.versions is not None) != keyed}
 
 
 def wanted_followers(table: HostedTable) -> set[int]:
@@ -121,12 +174,9 @@ def wanted_followers(table: HostedTable) -> set[int]:
 
 def follow(table: HostedTable, partition: int, earliest: int, begin: Callable[[Position], Partition]) -> None:
     """Starts a follower. `begin` makes one that reads from a position and keeps no rows."""
-    with table.lock:
-        positions = [hosted.follow_from for hosted in _of(table, partition) if hosted.versions is not None]
-    known = [position for position in positions if position is not None and position.log_offset >= earliest]
-    if not known:
+    start = replay_from(table, partition, earliest)
+    if start is None:
         return
-    start = min(known, key=lambda position: position.log_offset)
     follower = begin(msgspec.structs.replace(start, next_offset=NO_ROWS))
     attach(table, follower)
     with table.lock:

@@ -166,7 +166,6 @@ def test_rows_from_before_the_table_had_keys_are_not_there_until_they_are_insert
     versions = Versions.unknown(Locations(3, 0), epoch=5)
     versions.apply(*one(6, 1, INSERT))
     assert versions.mask(Cut(epoch=6)).tolist() == [False, True, False]
-    assert versions.horizon == 6
     since, until = versions.epochs_of(Cut(epoch=6))
     assert since.tolist() == [NEVER_EPOCH, 6, NEVER_EPOCH]
     assert until.tolist() == [NEVER_EPOCH, UNSET_EPOCH, NEVER_EPOCH]
