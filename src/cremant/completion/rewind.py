@@ -57,6 +57,14 @@ def _plan(table: str, record: PartitionRecord, dropped: tuple[SegmentMetadata, .
     return PartitionRewind(partition=moved, opened=opened, dropped=dropped)
 
 
+def without_later_versions(segments: Iterable[SegmentMetadata], epoch: int) -> list[SegmentMetadata]:
+    """The records as they are to be of segments that stay and whose stored versions have updates past the epoch."""
+    return [
+        msgspec.structs.replace(segment, versions=None) for segment in segments
+        if segment.versions is not None and segment.versions.position.epoch > epoch
+    ]  # fmt: skip
+
+
 def is_taken_back(pipeline: PipelineRecord, at: Position) -> bool:
     """A closed position of an epoch that a rewind takes back."""
     return any(

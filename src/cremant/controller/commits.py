@@ -103,7 +103,8 @@ class Commits:
             named = message.versions.url
             if record is None or known is None or message.incarnation != record.incarnation:
                 return VersionsStoredReply(status=CompletionStatus.DISCARD, unnamed=named)
-            if known.status is not SegmentStatus.DONE:
+            taken_back = is_taken_back(self._catalog.pipelines[message.table], message.versions.position)
+            if known.status is not SegmentStatus.DONE or taken_back:
                 return VersionsStoredReply(status=CompletionStatus.HOLD)
             before = known.versions.url if known.versions is not None else None
             changed = with_versions(known, message.checksum, message.versions)

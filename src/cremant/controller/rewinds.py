@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cremant.completion.rewind import PartitionRewind, plan_rewind
+from cremant.completion.rewind import PartitionRewind, plan_rewind, without_later_versions
 from cremant.controller.catalog import Catalog, Record
 from cremant.controller.clock import Clock
 from cremant.controller.objects import Objects
@@ -124,8 +124,12 @@ class Rewinds:
                 changes.update({segment_key(name, segment.name): None for segment in plan.dropped})
                 changes[segment_key(name, plan.opened.name)] = plan.opened
                 changes[partition_key(name, plan.partition.partition)] = plan.partition
+            before = dict(self._catalog.segments[name])
+            kept = [segment for key, segment in before.items() if segment_key(name, key) not in changes]
+            changes.update({segment_key(name, one.name): one for one in without_later_versions(kept, epoch)})
             self._catalog.commit(changes)
-        for url in (url for plan in plans for segment in plan.dropped for url in segment.objects):
+            named = {url for segment in self._catalog.segments[name].values() for url in segment.objects}
+        for url in (url for segment in before.values() for url in segment.objects if url not in named):
             self._objects.delete(record, url)
 
 
