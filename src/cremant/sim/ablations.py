@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each safeguard taken away, in both worlds, and the seeds that notice.
+"""Each safeguard taken away, in all worlds, and the seeds that notice.
 
     python -m cremant.sim.ablations [SEEDS [WORLD]]
 
@@ -22,6 +22,7 @@ from cremant.sim.completion import ablations as completion
 from cremant.sim.completion.scenarios import scenario_table
 from cremant.sim.engine import Outcome
 from cremant.sim.run import simulate
+from cremant.sim.upsert import ablations as upsert
 
 REPOSITORY = Path(__file__).parents[3]
 DOCUMENT = REPOSITORY / "docs" / "simulation.md"
@@ -64,6 +65,7 @@ class World(msgspec.Struct, frozen=True):
 
 WORLDS = (
     World("epochs", "ablations", ABLATIONS, simulate_without),
+    World("upsert", "ablations of upsert", upsert.ABLATIONS, upsert.simulate_without),
     World("completion", "ablations of completion", completion.ABLATIONS, completion.simulate_without),
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import Any, TypeVar, assert_never
+from typing import Any, ClassVar, TypeVar, assert_never
 
 from cremant.epoch.close import BlockAck, CloseBatch, CloseMachine, CommitBatch, GapAck, Idle, UpdateAck
 from cremant.epoch.close import Effect as CloseEffect
@@ -67,6 +67,9 @@ class TaskFailed(Exception):
 class Driver:
     """`run` is its life; when it ends, the process has ended. `closing`: machine of the query that runs, if any."""
 
+    #: Batches leave state behind that the next one needs.
+    KEYED: ClassVar[bool] = False
+
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
@@ -88,7 +91,9 @@ class Driver:
     def _start(self) -> Generator[int, None, RunPlan | None]:
         world = self.world
         latest = {partition: cuts[-1] for partition, cuts in enumerate(world.cuts)}
-        machine = StartMachine(config_version=world.config_version, scan_from=latest, safeguards=world.safeguards)
+        machine = StartMachine(
+            config_version=world.config_version, scan_from=latest, keyed=self.KEYED, safeguards=world.safeguards
+        )
         effects = machine.begin()
         while effects:
             yield self.pass_time()

@@ -409,3 +409,31 @@ def test_a_checkpoint_is_adopted_under_the_new_generation_before_the_base_names_
 
 def test_the_table_of_transitions_can_be_printed() -> None:
     assert "| fencing first | Appended |" in transition_table()
+
+
+def seed_plan(batch: int, at: tuple[int, ...], epoch: int) -> PlannedBatch:
+    return PlannedBatch(batch_id=batch, start=at, end=at, config_version=1, seed=epoch)
+
+
+@pytest.mark.parametrize(
+    ("state", "previous", "verdict"),
+    [
+        (CheckpointState(plans=(seed_plan(0, TEN, 7),), committed=0), 7, Verdict(resume=True, first_batch=1)),
+        (CheckpointState(plans=(seed_plan(0, TEN, 7), plan(1, TEN, MORE)), committed=0), 7,
+         Verdict(resume=True, first_batch=1)),
+        (CheckpointState(plans=(seed_plan(0, TEN, 8),)), 7, Verdict.lost()),
+        (CheckpointState(plans=(seed_plan(0, TEN, 7),)), 7, Verdict.lost()),
+        (CheckpointState(plans=(plan(0, TEN, MORE),)), 7, Verdict.lost()),
+    ],
+    ids=["closed and committed", "and the next is planned", "not closed", "closed, not committed", "left out"],
+)  # fmt: skip
+def test_a_seed_is_the_epoch_after_the_one_it_was_taken_at(
+    state: CheckpointState, previous: int, verdict: Verdict
+) -> None:
+    """The seed of epoch 8 ends where 8 does: while it is not closed, it must not be taken for it."""
+    assert judge(state, ends=TEN, config_version=1, start=TEN, previous=previous, keyed=True) == verdict
+
+
+def test_before_the_first_epoch_a_table_with_keys_needs_no_seed() -> None:
+    state = CheckpointState(plans=(plan(0, (7,), TEN),))
+    assert judge(state, ends=None, config_version=0, start=(7,), keyed=True).resume

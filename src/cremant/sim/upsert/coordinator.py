@@ -6,23 +6,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import pyarrow as pa
 
-from cremant.ingest.candidates import Candidates
-from cremant.pipeline.updates import Updates, decide
+from cremant.ingest.candidates import VALUE_BYTES, Candidates
+from cremant.pipeline.updates import Decisions, Updates, decide
 from cremant.sim.upsert.options import Safeguards
 from cremant.sim.upsert.table import SCHEMA, UPSERT
 
-#: Key -> (rank, value) of its greatest candidates, greatest first. A version of it is never changed.
-State = Mapping[bytes, tuple[tuple[bytes, bytes], ...]]
-_BEST = pa.list_(pa.binary())
+#: Key -> its greatest candidates, greatest first. A version of it is never changed.
+State = Mapping[bytes, tuple[bytes, ...]]
 
 
-def candidates_of(batches: list[tuple[int, pa.RecordBatch]], epoch: object) -> pa.RecordBatch:
+def candidates_of(batches: list[tuple[int, pa.RecordBatch]], epoch: int | np.ndarray) -> pa.RecordBatch:
     """What a task that read rows of these partitions hands on. `epoch`: of all rows, or of each."""
     reduced = Candidates(SCHEMA, UPSERT)
     for partition, batch in batches:
-        reduced.add(batch, partition, epoch)  # type: ignore[arg-type]
+        reduced.add(batch, partition, epoch)
     return reduced.finish()
 
 
@@ -30,20 +30,27 @@ def merged(before: State, tasks: list[pa.RecordBatch], kept: int, guards: Safegu
     """State after a batch, and the keys that it touched. `kept`: k."""
     state = dict(before)
     touched: dict[bytes, None] = {}
+    order = None if guards.order_total else _by_arrival
     for task in tasks:
-        for key, rank, value in zip(*(column.to_pylist() for column in task.columns), strict=True):
-            found = (*state.get(key, ()), (rank if guards.order_total else value[-8:] + value, value))
-            state[key] = tuple(sorted(found, reverse=True)[:kept])
+        for key, candidate in zip(task.column("key").to_pylist(), task.column("candidate").to_pylist(), strict=True):
+            found = sorted((*state.get(key, ()), candidate), key=order, reverse=True)
+            state[key] = tuple(found[:kept])
             touched[key] = None
     return state, list(touched)
+
+
+def _by_arrival(candidate: bytes) -> bytes:
+    return candidate[-8:] + candidate[-VALUE_BYTES:]
 
 
 def decided(
     state: State, touched: list[bytes], partitions: int, epoch: int, kept: int, guards: Safeguards
 ) -> Iterator[Updates]:
     """What each reduce task writes."""
-    limit = kept if guards.candidates_checked else 1 << 30
     for number in range(partitions):
-        mine = [key for key in touched if sum(key) % partitions == number]
-        best = [[value for _, value in state[key]] for key in mine]
-        yield decide(pa.array(best, _BEST), epoch, limit)
+        best = [state[key] for key in touched if sum(key) % partitions == number]
+        counts = np.array([len(candidates) for candidates in best], np.int64)
+        values = b"".join(candidate[-VALUE_BYTES:] for candidates in best for candidate in candidates)
+        starts = (np.cumsum(counts) - counts) * VALUE_BYTES
+        decisions = Decisions(np.frombuffer(values, np.uint8), starts, counts)
+        yield decide(decisions, epoch, kept if guards.candidates_checked else 1 << 30)

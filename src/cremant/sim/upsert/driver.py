@@ -29,11 +29,14 @@ SEED_ATTEMPTS_MAX = 40
 
 
 class UpsertDriver(Driver):
+    KEYED = True
     world: UpsertWorld
 
     def _plan(self, run: RunPlan, before: PlannedBatch | None, batch_id: int) -> PlannedBatch | None:
         if run.fresh and batch_id == 0 and run.previous > 0:
-            return PlannedBatch(batch_id=0, start=run.start, end=run.start, config_version=run.config_version)
+            return PlannedBatch(
+                batch_id=0, start=run.start, end=run.start, config_version=run.config_version, seed=run.previous
+            )
         return super()._plan(run, before, batch_id)
 
     def _updates(
@@ -44,8 +47,8 @@ class UpsertDriver(Driver):
         replayed = run.replay is not None and plan.batch_id == run.replay.batch_id
         kept = options.tasks + 1 if guards.candidates_suffice else 2
         state = self._state_before(plan.batch_id, checkpoint)
-        if plan.batch_id == 0 and run.previous > 0 and plan.start == plan.end:
-            tasks = yield from self._seed(run.previous)
+        if plan.seed is not None:
+            tasks = yield from self._seed(plan.seed)
             if tasks is None:
                 return None
         else:
@@ -53,7 +56,7 @@ class UpsertDriver(Driver):
             expired |= any(a < b and p not in shares for p, (a, b) in enumerate(zip(plan.start, plan.end, strict=True)))
             if replayed and expired and guards.replay_whole:
                 world.note(f"driver {self.number}: messages of the replayed batch are gone, its checkpoint is lost")
-                del world.checkpoints[run.checkpoint]
+                world.checkpoints.pop(run.checkpoint, None)
                 return None
             tasks = self._candidates(plan, shares, epoch)
         state, touched = merged(state, tasks, kept, guards)

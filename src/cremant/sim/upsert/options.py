@@ -82,9 +82,11 @@ def draw(seed: int) -> Options:
     chosen.update(
         staged=True,
         partitions=rng.choice((1, 2, 3, 3, 4)),
-        safety_ms=rng.choice((400, 800, 1200)),
-        batch_rows=rng.choice((4, 12, 20)),
-        segment_rows=rng.choice((10, 20, 60, 100_000)),
+        safety_ms=rng.choice((600, 1200, 2000)),
+        batch_rows=rng.choice((4, 12, 30)),
+        segment_rows=rng.choice((3, 10, 30, 100_000)),
+        replica_restart=some(0.03, 0.1),
+        crash=some(0.004, 0.01),
         trim=some(0.1, 0.5),
         retention=some(0.02, 0.05),
     )

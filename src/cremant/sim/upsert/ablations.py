@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each safeguard of upsert taken away (run by `cremant.sim.ablations`)."""
+
+from __future__ import annotations
+
+from cremant.epoch.safeguards import Safeguards as EpochSafeguards
+from cremant.sim.ablation import Ablation
+from cremant.sim.engine import Outcome
+from cremant.sim.upsert.options import Safeguards
+from cremant.sim.upsert.run import simulate
+
+ABLATIONS = (
+    Ablation("the state keeps two candidates of a key, more tasks may bring one", ("candidates_suffice",)),
+    Ablation(
+        "the update writer does not look whether it can tell",
+        ("candidates_checked",),
+        behind="enough candidates, so that it always can",
+    ),
+    Ablation("both", ("candidates_suffice", "candidates_checked")),
+    Ablation("candidates are compared by arrival", ("order_total",)),
+    Ablation("a batch begins with the newest state, committed or not", ("state_follows_commits",)),
+    Ablation("a fresh checkpoint begins with an empty state", ("state_rebuilt",)),
+    Ablation("a seed leaves tombstones out", ("tombstones_rebuilt",)),
+    Ablation("a seed takes what it gets of a table", ("seed_whole",)),
+    Ablation("a batch is replayed without the messages that are gone", ("replay_whole",)),
+    Ablation("rows are taken before the mark (E-6)", ("taken_at_mark",)),
+    Ablation("rows and updates are counted, duplicates included (E-4)", ("distinct_counts",)),
+    Ablation("a mark rolled forward names the new generation", ("blocks_generation",)),
+    Ablation("records of a fenced generation are believed (E-1)", ("fenced_ignored",)),
+    Ablation("a server reads on from its open segment, wherever its snapshots are", ("snapshot_position",)),
+    Ablation("a fetched segment is served before it has caught up", ("fetched_caught_up",)),
+    Ablation("the epoch log is trimmed to the open segment", ("log_kept",)),
+    Ablation("a server answers at L before it has closed L", ("cut_awaited",)),
+    Ablation(
+        "L is the highest epoch that any server has closed",
+        ("cut_lowest",),
+        behind="servers, who wait until L is closed",
+    ),
+    Ablation("a second attempt asks at what is closed by then", ("cut_kept",)),
+    Ablation("a tail answers from its own start", ("tail_from_offset",)),
+    Ablation("a broker answers below what it has answered (U-3)", ("floor_kept",)),
+    Ablation("an answer needs the first partition only (E-7)", ("growth_counted",)),
+    Ablation("a row is shown up to its validUntil, inclusive", ("half_open",)),
+)
+
+
+def simulate_without(seed: int, off: tuple[str, ...]) -> Outcome:
+    of_epochs = {name: False for name in off if name in EpochSafeguards.__struct_fields__}
+    of_world = {name: False for name in off if name not in of_epochs}
+    return simulate(seed, EpochSafeguards(**of_epochs), Safeguards(**of_world))
