@@ -17,7 +17,7 @@ from cremant.cluster.leases import (
     set_base,
     take,
 )
-from cremant.model.cluster import PipelineRecord
+from cremant.model.cluster import PipelineRecord, Rewind
 from cremant.model.errors import Conflict, Fenced
 
 FREE = PipelineRecord()
@@ -98,3 +98,27 @@ def test_no_two_holders_share_a_generation_and_none_gets_one_without_the_lease(
                 assert record.generation not in granted
                 granted[record.generation] = holder
     assert sorted(granted) == list(range(1, len(granted) + 1))
+
+
+def test_a_rewind_is_done_once_by_the_start_that_was_told_of_it() -> None:
+    asked = Rewind(to_epoch=4, asked_ms=1)
+    record = PipelineRecord(generation=3, rewinds=(asked,))
+    assert record.rewind == asked
+    done = set_base(record, 3, 8, "c", first_epoch=9, rewound=asked)
+    assert done.rewind is None
+    assert done.rewinds == (Rewind(to_epoch=4, asked_ms=1, next_epoch=9, generation=3),)
+    newer = PipelineRecord(generation=3, rewinds=(Rewind(to_epoch=2, asked_ms=5),))
+    assert set_base(newer, 3, 8, "c", first_epoch=9, rewound=asked).rewind is not None, "another one was asked since"
+
+
+def test_a_table_has_its_keys_from_the_first_epoch_that_is_closed_with_them() -> None:
+    """A seed that was not closed gave none: the next one begins as the first did."""
+    fresh = set_base(PipelineRecord(generation=1), 1, 5, "c", first_epoch=5, previous=4, keyed=True)
+    assert fresh.keyed_from == 5
+    again = set_base(fresh, 1, 6, "c", first_epoch=6, previous=4, keyed=True)
+    assert again.keyed_from == 6
+    later = set_base(again, 1, 9, "c", first_epoch=9, previous=8, keyed=True)
+    assert later.keyed_from == 6
+    rewound = set_base(later, 1, 12, "c", first_epoch=12, previous=3, keyed=True)
+    assert rewound.keyed_from == 12, "taken back to before it had keys"
+    assert set_base(PipelineRecord(generation=1), 1, 5, "c", first_epoch=5).keyed_from is None
