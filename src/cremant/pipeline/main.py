@@ -48,8 +48,9 @@ SPARK_STOP_S = 1.0
 class SessionOnTheWay:
     """The Spark session, made in a thread of its own; calling it waits. A failure is everybody's failure."""
 
-    def __init__(self, settings: Settings, jvm_start: JvmStart) -> None:
+    def __init__(self, settings: Settings, jvm_start: JvmStart, *, standby: bool = False) -> None:
         self._settings = settings
+        self._standby = standby
         self._jvm_start = jvm_start
         self._done = threading.Event()
         self._stopping = threading.Event()
@@ -75,7 +76,7 @@ class SessionOnTheWay:
         finally:
             self._done.set()
         if self._session is not None and self.is_idle():
-            warm_up(self._session, self._settings, self._stopping)
+            warm_up(self._session, self._settings, self._stopping, keyed=self._standby)
 
     @property
     def ready(self) -> bool:
@@ -150,7 +151,7 @@ def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False
 
 
 def _run(settings: Settings, *, port: int, insecure: bool, standby: bool) -> None:
-    session = SessionOnTheWay(settings, begin_jvm(settings))
+    session = SessionOnTheWay(settings, begin_jvm(settings), standby=standby)
     session.start()
     bound = listen(str(settings.host), port, insecure=insecure)
     host, real_port = bound.getsockname()[:2]

@@ -22,6 +22,7 @@ from cremant.model.names import epoch_topic
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.settings import Settings
 from cremant.model.table import FlushConfig, StreamConfig, TableConfig
+from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.run import Run, Totals
 from cremant.shell.logs import log_event, log_failure
 
@@ -36,14 +37,15 @@ _NAME = "warmup"
 _INCARNATION = "0" * 16
 
 
-def warm_up(spark: SparkSession, settings: Settings, stopping: threading.Event) -> None:
+def warm_up(spark: SparkSession, settings: Settings, stopping: threading.Event, *, keyed: bool = False) -> None:
     """Takes a few seconds, beside tables that come meanwhile; ends early when `stopping` is set. A failure is logged
-    and means nothing for the tables."""
+    and means nothing for the tables. `keyed`: the way of upsert tables, too, which is another few seconds."""
     scratch = Path(settings.data_dir).absolute() / "warmup"
     shutil.rmtree(scratch, ignore_errors=True)
     began_s = time.monotonic()
     try:
-        _run(spark, scratch, stopping)
+        for upsert in (None, UpsertConfig(comparison_columns=("id",)))[: 2 if keyed else 1]:
+            _run(spark, scratch / ("keyed" if upsert else "plain"), stopping, upsert)
         log_event(_log, "warmed up", after_ms=int((time.monotonic() - began_s) * 1000))
     except Exception as error:
         if not stopping.is_set():
@@ -52,7 +54,7 @@ def warm_up(spark: SparkSession, settings: Settings, stopping: threading.Event) 
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
+def _run(spark: SparkSession, scratch: Path, stopping: threading.Event, upsert: UpsertConfig | None) -> None:
     settings = Settings(("warm-up", {"data_dir": str(scratch), "log_dir": str(scratch / "log")}))
     logs = open_logs(settings)
     log = logs.epoch
@@ -64,7 +66,7 @@ def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
             config_version=1, fence_offset=0,
         )  # fmt: skip
         totals = Totals()
-        run = Run(spark, log, log, settings, _table(incarnation), plan, scratch / "run", totals)
+        run = Run(spark, log, log, settings, _table(incarnation, upsert), plan, scratch / "run", totals)
         run.start()
         try:
             deadline = time.monotonic() + TIMEOUT_S
@@ -82,17 +84,17 @@ def _run(spark: SparkSession, scratch: Path, stopping: threading.Event) -> None:
         logs.close()
 
 
-def _table(topic_incarnation: str) -> TableView:
+def _table(topic_incarnation: str, upsert: UpsertConfig | None) -> TableView:
     fields = (
         FieldSpec(name="id", data_type=DataType.LONG, field_type=FieldType.DIMENSION),
         FieldSpec(name="name", data_type=DataType.STRING, field_type=FieldType.DIMENSION),
     )
     config = TableConfig(
         name=_NAME, time_column="id", replication=1, stream=StreamConfig(stream_type="embedded", topic=_NAME),
-        flush=FlushConfig(),
+        flush=FlushConfig(), upsert=upsert,
     )  # fmt: skip
     record = TableRecord(
-        config=config, table_schema=Schema(name=_NAME, fields=fields), incarnation=_INCARNATION,
-        topic_incarnation=topic_incarnation,
+        config=config, table_schema=Schema(name=_NAME, fields=fields, primary_key_columns=("name",)),
+        incarnation=_INCARNATION, topic_incarnation=topic_incarnation,
     )  # fmt: skip
     return TableView(record=record, partitions=(), segments=())
