@@ -2,6 +2,7 @@
 """One server query over pieces, by the cheapest way that gives the same answer.
 
     rows of a selection   taken out of the batches, no engine
+    first rows by number  the engine sorts those that may be among them (top.py)
     different values      read from dictionaries, if a piece is whole and unfiltered; of rows that are not all there,
                           those that occur
     sums and counts       added up here, if the filter is settled and nothing is grouped (sums.py)
@@ -20,13 +21,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from cremant.exec.engine import Engine, RunResult, RunStats
 from cremant.exec.keys import HIDDEN, KeySpace, row_keys
 from cremant.exec.stop import Stop
 from cremant.exec.sums import Part, totals
 from cremant.exec.tables import SLICE_ROWS
+from cremant.exec.top import TOP_ROWS_MAX, narrowed
 from cremant.model.names import GROUP_KEY
 from cremant.segment.codes import Codes
 from cremant.segment.rows import RowMask, take_column
@@ -51,6 +52,8 @@ class Task:
 def run(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace, stop: Stop) -> RunResult:
     """Raises QueryError as Engine.run."""
     shortcut = task.shortcut
+    if shortcut.top and shortcut.limit <= TOP_ROWS_MAX:
+        return _top(engine, task, pieces, stop)
     if shortcut.rows and shortcut.limit <= _ROWS_MAX:
         return _rows(engine, task, pieces, stop)
     if shortcut.values_only and not shortcut.where:
@@ -67,6 +70,16 @@ def _plain(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> R
         task.sql, pieces, task.columns, task.schema, deadline_s=stop.deadline_s, constants=task.constants,
         where=task.shortcut.where, stop=stop,
     )  # fmt: skip
+
+
+def _top(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+    shortcut = task.shortcut
+    fewer, left_out = narrowed(
+        pieces, shortcut.top, descending=shortcut.top_descending, limit=shortcut.limit, is_settled=not shortcut.where,
+        stop=stop,
+    )  # fmt: skip
+    result = _plain(engine, task, fewer, stop)
+    return RunResult(result.table, _added(result.stats, left_out))
 
 
 def _rows(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
@@ -188,7 +201,9 @@ def _groups(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace
     grouped = result.table
     hidden = sum(mask.hidden for masks in shown.values() for mask in masks if mask is not None)
     if hidden:
-        grouped = grouped.filter(pc.not_equal(grouped.column(GROUP_KEY), HIDDEN))
+        shown_groups = np.flatnonzero(_whole(grouped.column(GROUP_KEY)).to_numpy() != HIDDEN)
+        columns_left = [take_column(_whole(column), shown_groups) for column in grouped.columns]
+        grouped = pa.table(columns_left, schema=grouped.schema)
         result = RunResult(grouped, _added(result.stats, -hidden, -hidden))
     values = dict(zip(columns, keys.columns_of(_whole(grouped.column(GROUP_KEY)), kinds), strict=True))
     names = [key.name for key in shortcut.keys]

@@ -219,8 +219,8 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
         )  # fmt: skip
         rows = explain.explain(asked)
     shortcut = shortcut_of(
-        scope, where, where_sql, phases, limit=limit + query.offset,
-        rows=phases.results if shape is Shape.SELECTION and not orders else (),
+        scope, where, where_sql, phases, limit=limit + query.offset, orders=orders,
+        rows=phases.results if shape is Shape.SELECTION else (),
     )  # fmt: skip
     return Plan(
         shape=shape, table=table.name, server_sql=phases.server_sql, reduce_sql=phases.reduce_sql,

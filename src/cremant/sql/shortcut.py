@@ -13,9 +13,9 @@ import msgspec
 
 from cremant.model.names import GROUP_KEY
 from cremant.model.schema import DataType
-from cremant.sql.binder import Scope
+from cremant.sql.binder import Binder, Scope
 from cremant.sql.bound import INTEGERS, Bound, quoted
-from cremant.sql.ir import Expr
+from cremant.sql.ir import Expr, Order
 from cremant.sql.prune import conjunct_terms
 from cremant.sql.two_phase import Grouping, Phases, where_sql
 from cremant.sql.visible_casts import visible
@@ -23,17 +23,30 @@ from cremant.wire.messages import KeyColumn, PruneTerm, Shortcut, SumColumn
 
 
 def shortcut_of(
-    scope: Scope, where: Expr | None, condition: str | None, phases: Phases, *, rows: Sequence[Bound], limit: int
-) -> Shortcut:
-    """`condition`: the SQL of `where`. `rows`: the columns of a selection without order, else empty."""
+    scope: Scope, where: Expr | None, condition: str | None, phases: Phases, *, rows: Sequence[Bound],
+    orders: Sequence[Order], limit: int,
+) -> Shortcut:  # fmt: skip
+    """`condition`: the SQL of `where`. `rows`: the columns of a selection; `orders`: its order."""
     exact = where is None or _is_exact(where, scope)
     selected = tuple(bound.column for bound in rows if bound.column is not None and _is_bare(bound, scope))
-    if not rows or len(selected) != len(rows):
+    if orders or not rows or len(selected) != len(rows):
         selected = ()
     shortcut = Shortcut(where=condition or "", exact=exact, rows=selected, limit=limit if selected else 0)
     if phases.grouping is not None and not phases.grouping.keys:
         return msgspec.structs.replace(shortcut, sums=_sums(scope, phases.grouping))
+    if rows and orders and phases.paged:
+        return _with_top(scope, orders[0], limit, shortcut)
     return _with_keys(scope, condition, phases, shortcut)
+
+
+def _with_top(scope: Scope, first: Order, limit: int, shortcut: Shortcut) -> Shortcut:
+    """Without null handling columns have no nulls."""
+    bound = Binder(scope).expr(first.expr)
+    if scope.null_handling or bound.multi or bound.type not in _SUMMED or not _is_bare(bound, scope):
+        return shortcut
+    return msgspec.structs.replace(
+        shortcut, top=str(bound.column), top_descending=first.descending, limit=limit
+    )  # fmt: skip
 
 
 def _sums(scope: Scope, grouping: Grouping) -> tuple[SumColumn, ...]:

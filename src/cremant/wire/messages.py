@@ -270,7 +270,8 @@ class Shortcut(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     true without a condition). `rows`: the answer is these columns of any `limit` matching rows.
     `keyed_sql`: the same partial answer with one number, `$key`, in the place of the keys that are columns; it reads
     `keyed_columns`. `values_only`: the answer is nothing but the different values of the only key.
-    `sums`: the answer is one row of these sums over matching rows (of INT as LONG, else as DOUBLE; NULL of none)."""
+    `sums`: the answer is one row of these sums over matching rows (of INT as LONG, else as DOUBLE; NULL of none).
+    `top`: of rows in order, only the first `limit` are wanted, and the order begins with this column (a number)."""
 
     where: str = ""
     exact: bool = False
@@ -281,6 +282,8 @@ class Shortcut(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     keyed_columns: tuple[str, ...] = ()
     values_only: bool = False
     sums: tuple[SumColumn, ...] = ()
+    top: str = ""
+    top_descending: bool = False
 
 
 class ServerQuery(Message, frozen=True, kw_only=True):

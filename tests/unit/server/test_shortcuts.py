@@ -426,6 +426,9 @@ def test_selections_have_only_rows_that_exist(world: World, sql: str, gone: floa
     "select city, count(*) filter (where pieces > 3) from sales where amount > 5.5 group by city limit 50",
     "select id, city from sales where id between 100 and 30000 limit 100000",
     "select id from sales order by amount desc, id limit 10",
+    "select id, city from sales where city = 'Ulm' order by pieces, amount desc, id limit 700",
+    "select id from sales where amount > 50 order by visits limit 5 option(timeoutMs=60000)",
+    "select id, ts from sales where pieces = 7 order by ts desc limit 3, 20",
 ])  # fmt: skip
 def test_each_shortcut_has_only_rows_that_exist(world: World, sql: str, gone: float) -> None:
     plan = plan_of(sql)
