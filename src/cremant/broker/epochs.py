@@ -125,5 +125,6 @@ class Epochs:
             )
         visibility = visibility_of(options)
         return lambda: self.low.marks(
-            incarnation, rewinds, not_before=not_before, as_of=as_of, visibility=visibility
+            incarnation, rewinds, not_before=not_before, as_of=as_of, visibility=visibility,
+            keyed_from=table.pipeline_record.keyed_from or 0,
         )  # fmt: skip

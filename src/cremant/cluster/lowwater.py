@@ -51,13 +51,15 @@ _BEFORE_ALL = Chosen(0)
 @dataclass(frozen=True, slots=True)
 class Marks:
     """What one query knows when it begins. `timely`: pairs near the freshest of their partition. `least`: floor and
-    `notBefore`. `as_of`: the epoch that was asked for; then nothing else counts."""
+    `notBefore`. `as_of`: the epoch that was asked for; then nothing else counts. `keyed_from`: the epoch that gave the
+    table its keys; before it, it was an append table and is shown as that."""
 
     states: Mapping[Pair, EpochState] = field(default_factory=dict)
     timely: Collection[Pair] = frozenset()
     least: Chosen = _BEFORE_ALL
     as_of: int | None = None
     visibility: Visibility = Visibility.VISIBLE
+    keyed_from: int = 0
 
     def choose(self, pairs: Iterable[Pair]) -> Chosen | None:
         """L for a query that will ask these; None if nothing is known of any of them."""
@@ -81,7 +83,8 @@ class Marks:
         return next((state.partitions for state in self.states.values() if state.closed == epoch), 0)
 
     def cut(self, chosen: Chosen) -> Cut:
-        return Cut(epoch=chosen.epoch, visibility=self.visibility)
+        unkeyed = chosen.epoch < self.keyed_from
+        return Cut(epoch=chosen.epoch, visibility=Visibility.ALL if unkeyed else self.visibility)
 
 
 class LowWater:
@@ -168,7 +171,7 @@ class LowWater:
 
     def marks(
         self, incarnation: str, rewinds: Iterable[Rewind] = (), *, not_before: int = 0, as_of: int | None = None,
-        visibility: Visibility = Visibility.VISIBLE,
+        visibility: Visibility = Visibility.VISIBLE, keyed_from: int = 0,
     ) -> Marks:  # fmt: skip
         """What a query begins with. `not_before`: epoch of its token."""
         void = tuple(rewinds)
@@ -179,7 +182,7 @@ class LowWater:
             floor = Chosen(backed(floor.epoch, void), floor.partitions)
             self._floors[incarnation] = floor
         least = floor if floor.epoch >= not_before else Chosen(not_before)
-        return Marks(dict(states), self.timely(incarnation), least, as_of, visibility)
+        return Marks(dict(states), self.timely(incarnation), least, as_of, visibility, keyed_from)
 
 
 def is_void(epoch: int, rewinds: Iterable[Rewind]) -> Rewind | None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from cremant.cluster.lowwater import EPOCH_LAG_MAX, Chosen, LowWater, Marks, Pair, backed, is_void
 from cremant.model.cluster import Rewind
+from cremant.model.upsert import Cut, Visibility
 from cremant.wire.messages import EpochsReply, EpochState
 
 
@@ -43,6 +44,12 @@ def test_of_pairs_that_nobody_has_heard_of_nothing_is_guessed() -> None:
     assert Marks({(0, "b"): state(4)}).choose([(0, "a")]) is None
     assert Marks({}, least=Chosen(5, 2)).choose([(0, "a")]) == Chosen(5, 2)
     assert Marks({}, as_of=3).choose([(0, "a")]) == Chosen(3)
+
+
+def test_before_it_had_keys_a_table_is_shown_as_the_append_table_it_was() -> None:
+    marks = Marks({(0, "a"): state(7)}, keyed_from=7)
+    assert marks.cut(Chosen(6)) == Cut(epoch=6, visibility=Visibility.ALL)
+    assert marks.cut(Chosen(7)) == Cut(epoch=7, visibility=Visibility.VISIBLE)
 
 
 def test_neither_the_floor_nor_a_token_is_undercut() -> None:
