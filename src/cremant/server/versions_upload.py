@@ -35,7 +35,7 @@ from cremant.server.files import ServerFiles
 from cremant.server.rest_versions import followed, snapshot_of
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.server.uploads import Uploads
-from cremant.server.versions_fetch import holders, newest_metadata
+from cremant.server.versions_fetch import holders
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import cause, log_event, log_failure
 from cremant.shell.member import Member
@@ -118,7 +118,7 @@ class VersionsUploads:
         for table, hosted in due:
             if self._stopping.is_set():
                 break
-            self.upload(table, hosted, newest_metadata(view, table.record, hosted.metadata))
+            self.upload(table, hosted, hosted.metadata)
             count += 1
         return count
 
@@ -130,7 +130,7 @@ class VersionsUploads:
         return [hosted for hosted in segments if self._is_due(table, hosted, view)]
 
     def _is_due(self, table: HostedTable, hosted: HostedSegment, view: ClusterView | None) -> bool:
-        metadata = newest_metadata(view, table.record, hosted.metadata)
+        metadata = hosted.metadata
         if metadata.status is not SegmentStatus.DONE or metadata.store_state is not StoreState.STORED:
             return False
         others = [holder.instance for holder in holders(view, table.record, metadata.name, self._member.id)]
