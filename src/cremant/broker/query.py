@@ -309,10 +309,9 @@ class QueryService:
             if parts.needed:
                 errand = Errand(response.request_id, plan, routes.table.name, record.incarnation, shape, room)
                 await self.network.scatter(gather, errand)
-            if not gather.stale:
+            if not gather.stale or (view := self.view()) is None or routes.table.name not in view.tables:
                 break
-            assert plan.table is not None
-            routes = self.routes(plan.table)
+            routes = self.routes(routes.table.name)
         if gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
             self.epochs.low.answered(record.incarnation, gather.chosen)
         return gather

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tables import opened, sealed, table, view
 
@@ -178,6 +178,7 @@ def test_replicas_that_are_not_timely_are_asked_last() -> None:
 said = st.sampled_from(["full", "behind", "refused", "failed"])
 
 
+@settings(deadline=None)
 @given(data=st.data(), restart=st.booleans())
 def test_whatever_servers_do_each_part_is_settled_once_at_one_cut(data: st.DataObject, restart: bool) -> None:
     of = table(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cremant.cluster.lowwater import EPOCH_LAG_MAX, Chosen, LowWater, Marks, Pair, backed, is_void
@@ -78,6 +78,7 @@ def test_a_new_partition_does_not_take_the_table_back() -> None:
 pairs = st.tuples(st.integers(0, 4), st.sampled_from("abc"))
 
 
+@settings(deadline=None)
 @given(
     closed=st.dictionaries(pairs, st.integers(0, 30), min_size=1), growth=st.lists(st.integers(1, 30), max_size=3),
     floor=st.integers(0, 30),
