@@ -14,6 +14,7 @@ import msgspec
 
 from cremant.epoch.protocol import RunPlan
 from cremant.model.cluster import TableRecord, TableView
+from cremant.model.errors import Unavailable
 from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.plan import SeedPlan
 from cremant.pipeline.rebuild import Brokers
@@ -33,10 +34,15 @@ def needs_seed(record: TableRecord, plan: RunPlan) -> bool:
 
 
 def plan_seed(table: TableView, plan: RunPlan, keyed_from: int | None, brokers: Sequence[str]) -> Seeding:
-    """`keyed_from`: the epoch that gave the table its keys, as far as is known. Raises Unavailable: no broker tells how
-    far the comparison column goes, where a TTL is measured by it."""
+    """`keyed_from`: the epoch that gave the table its keys, as far as is known. Raises Unavailable: there is no
+    broker, or none tells how far the comparison column goes, where a TTL is measured by it."""
     upsert = table.record.config.upsert
     assert upsert is not None
+    if not brokers:
+        raise Unavailable(
+            f"table {table.name}: its keys are to be rebuilt, and no broker is alive",
+            hint="the rows in force are read through a broker; it is tried again",
+        )
     all_rows = keyed_from is None or keyed_from > plan.previous
     seed = SeedPlan(epoch=plan.previous, all_rows=all_rows)
     if not all_rows and (upsert.ttl is not None or upsert.deleted_ttl is not None):
