@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,16 +76,16 @@ class Story:
         return answer
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("upsert") / "data", servers=2) as running:
-        running.run("topic", "create", "accounts", "--partitions", "3")
-        running.rest.add_table(SCHEMA, TABLE)
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path / "data", servers=2) as running:
         yield running
 
 
 @pytest.mark.timeout(400)
 def test_the_story_of_accounts(cluster: LocalCluster, phase: Callable[[str], None]) -> None:
+    cluster.run("topic", "create", "accounts", "--partitions", "3")
+    cluster.rest.add_table(SCHEMA, TABLE)
     story = Story(cluster)
     phase("the example of the design")
     story.tell(("abc-12", 100, 1), ("abc-13", 102, 2))
@@ -131,7 +132,7 @@ def test_the_story_of_accounts(cluster: LocalCluster, phase: Callable[[str], Non
     phase("the same from sealed segments, and from a restarted server")
     cluster.rest.call("POST", "/tables/accounts/forceCommit")
     story.tell(("abc-14", 30, 1))
-    cluster.kill("server")
+    cluster.kill("server-1")
     for _ in range(20):
         story.is_told(
             "SELECT UserId, AccountBalance FROM accounts", [["abc-12", 60.0], ["abc-13", 300.0], ["abc-14", 30.0]]
