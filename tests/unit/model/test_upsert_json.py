@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -192,6 +194,17 @@ def test_primary_keys_of_every_type_with_one_text_per_value_are_accepted() -> No
     assert checked(
         FULL, schema(primaryKeyColumns=["UserId", "region", "exact", "raw", "gone", "AccountBalance"])
     ).upsert
+
+
+def test_the_example_of_the_document_is_accepted() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "upsert.md").read_text(encoding="utf-8")
+    of_schema, of_table = (
+        json.loads(block) for block in re.findall(r"^(    \{.*?\n)\n", text, re.MULTILINE | re.DOTALL)[:2]
+    )
+    of = parse_schema(of_schema)[0]
+    config = completed_by(of, parse_table(of_table))
+    validate_table(config, of)
+    assert (config.unrecognized, config.upsert is not None) == ({}, True)
 
 
 # --- the synonyms of the key-coordinator design ---
