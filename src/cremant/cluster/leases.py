@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import msgspec
 
-from cremant.model.cluster import PipelineRecord, Rewind
+from cremant.model.cluster import UNKEYED, PipelineRecord, Rewind
 from cremant.model.errors import Conflict, Fenced
+from cremant.model.table import TableConfig
 
 
 def holder_name(instance: str, nonce: str) -> str:
@@ -64,6 +65,13 @@ def next_generation(record: PipelineRecord, holder: str, now_ms: int) -> Pipelin
             hint="take the lease first",
         )
     return msgspec.structs.replace(record, generation=record.generation + 1)
+
+
+def with_keys(record: PipelineRecord, before: TableConfig, after: TableConfig) -> PipelineRecord:
+    """An append table that gets keys is what it was until a pipeline has looked at its rows."""
+    if before.upsert is not None or after.upsert is None:
+        return record
+    return msgspec.structs.replace(record, keyed_from=UNKEYED)
 
 
 def set_base(

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from cremant.cluster.leases import with_keys
 from cremant.cluster.partitions import missing_partitions, open_partition
 from cremant.cluster.placement import check_servers, load_of, place
 from cremant.controller.catalog import Catalog, DropRecord, Record, drop_key
@@ -93,10 +94,7 @@ class Tables:
         self._drop_failures: dict[str, int] = {}
 
     def find(self, name: str) -> TableRecord:
-        record = self._catalog.tables.get(name)
-        if record is None:
-            raise NotFound(f"Table {name}_REALTIME not found!")
-        return record
+        return self._catalog.table(name, "Table {0}_REALTIME not found!")
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +254,8 @@ class Tables:
             changed = msgspec.structs.replace(
                 record, config=config, table_schema=found, config_version=record.config_version + 1
             )
-            self._catalog.commit({table_key(name): changed, schema_key(name): found})
+            pipeline = with_keys(self._catalog.pipelines[name], record.config, config)
+            self._catalog.commit({table_key(name): changed, schema_key(name): found, pipeline_key(name): pipeline})
         return config
 
     def set_enabled(self, name: str, *, enabled: bool) -> None:

@@ -97,6 +97,10 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
         return self.generation > 0
 
 
+#: `keyed_from` of an append table that is to get keys: no epoch has given it any.
+UNKEYED = 2**62
+
+
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Lease and fencing of a table's pipeline. `epoch = base + batch id` of the Spark query (E-5: only grows)."""
 

@@ -11,7 +11,7 @@ from control import Cluster, schema, table
 from cremant.cluster.leases import holder_name
 from cremant.epoch.format import to_message
 from cremant.epoch.records import EpochMark, Fence, PartitionMark, Record
-from cremant.model.cluster import TableView
+from cremant.model.cluster import UNKEYED, TableView
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
 from cremant.segment.cuts import ROW_LIMIT
@@ -154,3 +154,17 @@ def test_a_standby_leaves_a_new_table_to_others_for_a_while(cluster: Cluster, ma
     )  # fmt: skip
     cluster.send("pipeline/lease", other, LeaseReply)
     assert cluster.send("pipeline/lease", request, LeaseReply).held, "once somebody had it, it is anybody's"
+
+
+def test_an_append_table_that_gets_keys_has_none_until_a_seed_was_begun(cluster: Cluster, made: TableView) -> None:
+    assert start(cluster, made).keyed_from is None
+    cluster.post("/schemas?force=true", {**schema(), "primaryKeyColumns": ["user_id"]})
+    cluster.post("/tables/gold", {**table(), "upsertConfig": {"mode": "FULL"}}, method="PUT")
+    granted = start(cluster, made)
+    assert granted.keyed_from == UNKEYED
+    base = BaseRequest(
+        table="gold", incarnation=made.record.incarnation, generation=granted.generation, base=6, checkpoint="c",
+        first_epoch=6, previous=5, keyed=True,
+    )  # fmt: skip
+    cluster.send("pipeline/base", base, GenerationReply)
+    assert start(cluster, made).keyed_from == 6
