@@ -71,7 +71,8 @@ class Ignored(StrEnum):
 
 
 class RolledBack(msgspec.Struct, frozen=True, kw_only=True):
-    """A Reset: drop rows at or past `next_offset` and every segment and position above `epoch`."""
+    """A Reset: drop rows at or past `next_offset` and every segment and position above `epoch` (0: of a partition that
+    came to be later, everything)."""
 
     epoch: int
     next_offset: int

@@ -295,6 +295,8 @@ class PartitionReader:
 
     def _reset(self, reset: Reset, log_offset: int) -> list[Effect]:
         back = self._closed.get(reset.epoch)
+        if back is None and self._enters_after(reset.epoch):
+            back = self._closed[0]
         if back is None:
             return self._stop(
                 "E-4",
@@ -303,17 +305,21 @@ class PartitionReader:
             )
         position = Position(
             log_offset=log_offset + 1,
-            epoch=reset.epoch,
+            epoch=back.position.epoch,
             generation=self.generation,
             next_offset=back.position.next_offset,
         )
-        for epoch in [epoch for epoch in self._closed if epoch > reset.epoch]:
+        for epoch in [epoch for epoch in self._closed if epoch > position.epoch]:
             del self._closed[epoch]
-        self._closed[reset.epoch] = _Closed(position, back.end)
+        self._closed[position.epoch] = _Closed(position, back.end)
         self._forget_unclosed()
-        self.epoch = reset.epoch
+        self.epoch = position.epoch
         self.next_offset = position.next_offset
-        return [RolledBack(epoch=reset.epoch, next_offset=position.next_offset)]
+        return [RolledBack(epoch=position.epoch, next_offset=position.next_offset)]
+
+    def _enters_after(self, epoch: int) -> bool:
+        """This partition came to be after `epoch`: it goes back to its beginning (E-7)."""
+        return 0 in self._closed and all(closed > epoch for closed in self._closed if closed)
 
     # --- shared ---
 

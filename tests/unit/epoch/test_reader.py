@@ -317,6 +317,23 @@ def test_a_reset_goes_back_to_a_closed_epoch_and_goes_on_from_there() -> None:
     assert isinstance(effects[-1], EpochClosed)
 
 
+def test_a_reset_to_before_a_partition_came_to_be_takes_it_back_to_its_beginning() -> None:
+    """It enters with epoch 5 and goes back to before epoch 3; the next mark follows epoch 3."""
+    start = Position(log_offset=0, epoch=0, generation=0, next_offset=40)
+    reading = Reading(start, partition=1, upsert=True)
+    reading.log(
+        Fence(generation=1), block(40, 43, epoch=5), mark(43, 3, epoch=5, previous=4, partitions=2),
+        Fence(generation=2),
+    )  # fmt: skip
+    assert reading.log(Reset(generation=2, epoch=3)) == [RolledBack(epoch=0, next_offset=40)]
+    assert reading.reader.position == Position(log_offset=5, epoch=0, generation=2, next_offset=40)
+    effects = reading.log(
+        block(40, 42, epoch=6, generation=2), mark(42, 2, epoch=6, previous=3, generation=2, partitions=2)
+    )
+    assert reading.values(effects) == [401, 411]
+    assert isinstance(effects[-1], EpochClosed)
+
+
 def test_a_reset_below_what_the_reader_knows_stops_it() -> None:
     reading = Reading(Position(log_offset=9, epoch=4, generation=3, next_offset=20))
     stopped(reading.log(Reset(generation=3, epoch=2)), "E-4", "epoch 2")
