@@ -139,6 +139,8 @@ class TableQuery:
             lag_rows=self._lag_rows,
             restarts=self._restarts,
             error=self._error,
+            keys=totals.keys,
+            state_bytes=totals.state_bytes,
             rebuilding=run is not None and run.is_seeding,
         )
 

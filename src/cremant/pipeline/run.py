@@ -52,6 +52,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
+#: How often the size of the key coordinator's state is asked for.
+STATE_LOOK_S = 5.0
+
+
 class Totals:
     """What a table's pipeline has done since this process began."""
 
@@ -61,6 +65,9 @@ class Totals:
         self.filtered = 0
         self.rejected: Counter[str] = Counter()
         self.batch_ms = 0
+        #: The key coordinator's state, as Spark said last: keys, and bytes of its files. None: not known, or none.
+        self.keys: int | None = None
+        self.state_bytes: int | None = None
 
 
 class Run:
@@ -89,6 +96,7 @@ class Run:
         self._starts = plan.start
         self._wanted: Wanted | None = None
         self._in_batch = threading.Event()
+        self._looked_s = 0.0
         function = table.record.config.cremant.pipeline.function
         tasks_max = task_slots(spark)
         self._companion: Companion | None = None
@@ -204,7 +212,18 @@ class Run:
         ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
         if ends == closed and not self._in_batch.is_set():
             self._closer.heartbeat(ends, at_ms)
+        self._look_at_state()
         return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
+
+    def _look_at_state(self) -> None:
+        if self._companion is None or self._query is None or time.monotonic() - self._looked_s < STATE_LOOK_S:
+            return
+        self._looked_s = time.monotonic()
+        progress = self._query.lastProgress
+        for operator in (progress or {}).get("stateOperators", ()):
+            self._totals.keys = operator["numRowsTotal"]
+            size = operator["customMetrics"].get("rocksdbSstFileSize", 0)
+            self._totals.state_bytes = size + operator["memoryUsedBytes"]
 
     def stop(self) -> None:
         """Ends the query after the epoch in flight, or within PIPELINE_STOP_MS whatever it does."""

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from cremant.epoch.format import to_message
 from cremant.epoch.records import Gap, GapReason
 from cremant.log.api import TopicInfo
-from cremant.model.errors import InvalidConfig, InvariantViolation, NotFound
+from cremant.model.errors import InvalidConfig, InvariantViolation, NotFound, Unavailable
 from cremant.model.limits import EPOCH_ROWS_MAX
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
@@ -200,10 +200,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 for share in shares:
                     if share.first > plan.partitions[share.partition].first:
                         self._stop_at(share.partition, share.gap)
+            self._check_replay(plan, shares)
             if plan.ends != self._announced:
                 self._announced = plan.ends
                 self._append_gaps(shares)
             return [TaskShares(group, plan.config_version) for group in tasks_of(shares, self._spec.tasks_max)]
+
+    def _check_replay(self, plan: EpochPlan, shares: Sequence[Share]) -> None:
+        """A closed epoch that runs again for the keys it brings to the coordinator's state must bring all of them."""
+        spec = self._spec
+        if spec.candidates is None or spec.replay_epoch is None or plan.ends != spec.starts[: len(plan.ends)]:
+            return
+        for share in shares:
+            if share.first > plan.partitions[share.partition].first:
+                raise Unavailable(
+                    f"table {spec.table}: epoch {spec.replay_epoch} is to run again for its keys, but offsets up to "
+                    f"{share.first} of topic {spec.topic} partition {share.partition} have expired",
+                    hint="the next start makes the key coordinator's state anew from the table",
+                )
 
     def _append_gaps(self, shares: Sequence[Share]) -> None:
         """Before any block behind them: readers stop at a hole that nothing explains."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from upsert_model import History, UpsertModel
 
 from cremant.ingest.candidates import Candidates
-from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation, NoResource
+from cremant.model.errors import Corrupt, InvalidConfig, InvariantViolation, NoResource, Unavailable
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.coordinator import COMPANION, companion_for, emitted, new_companion, read_companion
+from cremant.pipeline.plan import EpochPlan, PlannedRange, shares_of
 from cremant.pipeline.reports import Report, TaskReport, outcome_of
+from cremant.pipeline.source import StreamReader
+from cremant.pipeline.spec import RunSpec
 from cremant.pipeline.updates import apart, decide
 
 SCHEMA = Schema(
@@ -150,3 +154,21 @@ def test_what_a_state_was_made_with_stays_with_it(tmp_path: Path, monkeypatch: p
     (checkpoint / COMPANION).write_text("{")
     with pytest.raises(Corrupt, match=COMPANION):
         read_companion(checkpoint)
+
+
+def test_a_closed_epoch_that_runs_again_for_its_keys_must_still_be_in_the_stream() -> None:
+    spec = RunSpec(
+        run_dir="", log_settings={}, table="t", incarnation="0" * 16, topic="events", topic_incarnation="",
+        stream_version=1, epoch_topic="", dead_letter_topic="", generation=2, base=5, starts=(30, 40), tasks_max=2,
+        replay_batch=4, replay_epoch=9, candidates=2,
+    )  # fmt: skip
+    plan = EpochPlan(
+        config_version=1, topic_incarnation="", at_ms=0, partitions=(PlannedRange(10, 30, 30), PlannedRange(20, 40, 40))
+    )
+    whole, expired = shares_of(plan, [0, 20]), shares_of(plan, [0, 21])
+    StreamReader(spec)._check_replay(plan, whole)
+    with pytest.raises(Unavailable, match="epoch 9 is to run again for its keys, but offsets up to 21 of topic events"):
+        StreamReader(spec)._check_replay(plan, expired)
+    following = msgspec.structs.replace(plan, partitions=(PlannedRange(30, 31, 31), PlannedRange(40, 50, 50)))
+    StreamReader(spec)._check_replay(following, shares_of(following, [31, 45]))
+    StreamReader(msgspec.structs.replace(spec, candidates=None))._check_replay(plan, expired)
