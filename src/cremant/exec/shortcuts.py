@@ -26,7 +26,6 @@ from cremant.exec.engine import Engine, RunResult, RunStats
 from cremant.exec.keys import HIDDEN, KeySpace, row_keys
 from cremant.exec.stop import Stop
 from cremant.exec.sums import Part, totals
-from cremant.exec.tables import SLICE_ROWS
 from cremant.exec.top import TOP_ROWS_MAX, narrowed
 from cremant.model.names import GROUP_KEY
 from cremant.segment.codes import Codes
@@ -137,17 +136,24 @@ def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> 
     return RunResult(joined, _added(rest.stats, rows))
 
 
+_FIRST_LOOK_ROWS = 8 * 1024
+
+
 def _occurring(codes: Codes, piece: Piece) -> pa.Array:
-    """Values that existing rows have. Few values have all been seen after a few of the rows."""
+    """Values that existing rows have. Few values have all been seen after a few of the rows: shares of a batch that
+    double find that out soon."""
     seen = np.zeros(len(codes.values), np.bool_)
+    step = _FIRST_LOOK_ROWS
     for number, batch in enumerate(piece.batches):
         first, mask = piece.first_rows[number], piece.existing(number)
-        for low in range(0, batch.num_rows, SLICE_ROWS):
-            high = min(low + SLICE_ROWS, batch.num_rows)
+        low = 0
+        while low < batch.num_rows:
+            high = min(low + step, batch.num_rows)
             part = codes.codes[first + low : first + high]
             seen[part if mask is None else part[mask.flags[low:high]]] = True
             if seen.all():
                 return codes.values
+            low, step = high, step * 2
     return codes.values.take(pa.array(np.flatnonzero(seen)))
 
 
