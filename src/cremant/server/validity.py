@@ -26,7 +26,7 @@ from pathlib import Path
 
 from cremant.completion.fetch import Holder
 from cremant.log.api import Log
-from cremant.model.cluster import ClusterView
+from cremant.model.cluster import ClusterView, PipelineRecord
 from cremant.model.errors import CremantError, Unavailable
 from cremant.segment.locations import locations_of
 from cremant.segment.reader import SealedSegment
@@ -99,7 +99,8 @@ class VersionsKeeper:
 
     def look(self) -> None:
         """Begins what is due."""
-        lacking = [(table, hosted) for table in list(self._tables.values()) for hosted in lacking_versions(table)]
+        tables = [table for table in list(self._tables.values()) if not self._has_no_keys_yet(table)]
+        lacking = [(table, hosted) for table in tables for hosted in lacking_versions(table)]
         keys = {_key(table, hosted) for table, hosted in lacking}
         with self._lock:
             self._backoffs = {key: kept for key, kept in self._backoffs.items() if key in keys}
@@ -111,6 +112,17 @@ class VersionsKeeper:
                     continue
                 self._busy.add(key)
             self._pool.submit(self._run, table, hosted)
+
+    def _record(self, table: HostedTable) -> PipelineRecord:
+        view = self._look_view()
+        known = view.tables.get(table.name) if view is not None else None
+        same = known is not None and known.record.incarnation == table.record.incarnation
+        return known.pipeline_record if known is not None and same else PipelineRecord()
+
+    def _has_no_keys_yet(self, table: HostedTable) -> bool:
+        """An append table that is to get them: nothing was ever said of its rows, which its readers know (updating.py)."""
+        record = self._record(table)
+        return record.generation > 0 and record.keyed_from is None
 
     @cause()
     def _run(self, table: HostedTable, hosted: HostedSegment) -> None:
@@ -203,12 +215,18 @@ class VersionsKeeper:
         now, or has its versions. Raises what the log raises, Unavailable when it does not get there."""
         assert hosted.metadata.end is not None
         locate, ends_s = _locate(sealed), time.monotonic() + _FORWARD_S
+        keyed_from = self._record(table).keyed_from
         while True:
             if _is_settled(table, hosted, sealed):
                 return False
             wanted = max(_applied(table, hosted), hosted.metadata.end.epoch)
-            if replay.epoch >= wanted and adopt(table, hosted, sealed, replay.result(locate)):
-                return True
+            if replay.epoch >= wanted:
+                found = replay.result(locate)
+                if keyed_from is not None and hosted.metadata.end.epoch < keyed_from:
+                    # Rows from before there were keys: what they were in force as then, versions do not say.
+                    found.versions.horizon = max(found.versions.horizon, keyed_from)
+                if adopt(table, hosted, sealed, found):
+                    return True
             if replay.turn():
                 continue
             if time.monotonic() > ends_s or self._stopping.wait(_PAUSE_S):

@@ -18,7 +18,7 @@ from versions_kit import INCARNATION, UpsertLog, shown, upsert_log, upsert_recor
 
 from cremant.completion.copies import with_versions
 from cremant.log.memory import MemoryLog
-from cremant.model.cluster import ClusterView, LiveInstance, Role, TableView
+from cremant.model.cluster import ClusterView, LiveInstance, PipelineRecord, Role, TableView
 from cremant.model.completion import StorePolicy
 from cremant.model.errors import Unavailable
 from cremant.model.names import epoch_topic
@@ -125,6 +125,7 @@ class World:
         self.metadata, self.sealed = made
         self.store = DirectoryStore(root / "store")
         self.live: dict[str, str] = {}
+        self.pipeline = PipelineRecord(generation=3, keyed_from=1)
         self.servers: list[Server] = []
 
     def server(self, name: str, start: int) -> Server:
@@ -143,7 +144,10 @@ class World:
     def view(self) -> ClusterView:
         live = tuple(LiveInstance(id=name, role=Role.SERVER, url=url) for name, url in self.live.items())
         online = {self.metadata.name: dict.fromkeys(self.live, ReplicaState.ONLINE)}
-        table = TableView(record=upsert_record(), partitions=(), segments=(self.metadata,), external=online)
+        table = TableView(
+            record=upsert_record(), partitions=(), segments=(self.metadata,), external=online,
+            pipeline_record=self.pipeline,
+        )  # fmt: skip
         return ClusterView(version=1, controller_nonce="n", instances=live, tables={"trips": table})
 
     def trim(self, epoch: int) -> None:
@@ -255,6 +259,21 @@ def test_without_anybody_the_log_has_them(world: World, follower: Callable[..., 
     world.trim(3)
     me.keeper.bring(me.table, me.hosted)
     assert me.keeper.brought == {VersionsSource.LOG: 1}
+    me.check()
+
+
+def test_rows_from_before_a_table_had_keys_are_not_asked_for_as_of_then(
+    world: World, follower: Callable[..., Server]
+) -> None:
+    me = follower()
+    world.pipeline = msgspec.structs.replace(world.pipeline, keyed_from=None)
+    me.keeper.look()
+    assert not me.keeper._busy, "nothing was ever said of its rows"
+    world.pipeline = msgspec.structs.replace(world.pipeline, keyed_from=9)
+    me.keeper.bring(me.table, me.hosted)
+    assert me.hosted.versions is not None
+    assert me.hosted.versions.horizon == 9
+    assert me.table.resolve((world.metadata.name,), (), Cut(epoch=8)).refused == [1]
     me.check()
 
 
