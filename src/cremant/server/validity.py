@@ -120,7 +120,7 @@ class VersionsKeeper:
         return known.pipeline_record if known is not None and same else PipelineRecord()
 
     def _has_no_keys_yet(self, table: HostedTable) -> bool:
-        """An append table that is to get them: nothing was ever said of its rows, which its readers know (updating.py)."""
+        """An append table that is to get them: nothing was ever said of its rows; its readers know (updating.py)."""
         record = self._record(table)
         return record.generation > 0 and record.keyed_from is None
 
