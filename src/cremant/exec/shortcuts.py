@@ -210,7 +210,7 @@ def _groups(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace
         shown_groups = np.flatnonzero(_whole(grouped.column(GROUP_KEY)).to_numpy() != HIDDEN)
         columns_left = [take_column(_whole(column), shown_groups) for column in grouped.columns]
         grouped = pa.table(columns_left, schema=grouped.schema)
-        result = RunResult(grouped, _added(result.stats, -hidden, -hidden))
+        result = RunResult(grouped, _added(result.stats, -hidden, -min(hidden, result.stats.rows_scanned)))
     values = dict(zip(columns, keys.columns_of(_whole(grouped.column(GROUP_KEY)), kinds), strict=True))
     names = [key.name for key in shortcut.keys]
     arrays = [values[key.column] if key.column else grouped.column(key.name) for key in shortcut.keys]
