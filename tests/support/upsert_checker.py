@@ -110,6 +110,9 @@ class UpsertChecker:
             thread.start()
         return self
 
+    def end_asking(self) -> None:
+        self._stop.set()
+
     def stop(self) -> Findings:
         """Ends when every answer was judged."""
         self._stop.set()

@@ -7,12 +7,15 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from cremant.epoch.format import Head, peek
 from cremant.epoch.records import EpochMark, Fence, Reset
 from cremant.log.api import Log
 from cremant.model.errors import PeerError
+
+Staleness = Callable[[Sequence[int], float], float]
 
 
 class Mark(NamedTuple):
@@ -21,18 +24,27 @@ class Mark(NamedTuple):
     ends: tuple[int, ...]
     updates: int
     generation: int
-    #: When the log took it.
+    #: When the log took it, and for how long the oldest row that it misses had been there.
     at_ms: float
+    behind_ms: float = 0.0
 
 
 class Marks:
-    """A thread that follows partition 0, from where the log begins; `stop` ends it and closes the log."""
+    """A thread that follows partition 0, from where the log begins; `stop` ends it and closes the log. `staleness_ms`:
+    how far behind the stream a vector of ends is at a time."""
 
-    def __init__(self, log: Log, topic: str, incarnation: str) -> None:
+    def __init__(
+        self,
+        log: Log,
+        topic: str,
+        incarnation: str,
+        staleness_ms: Callable[[Sequence[int], float], float] | None = None,
+    ) -> None:
         self.failed: BaseException | None = None
         self._log = log
         self._topic = topic
         self._incarnation = incarnation
+        self._staleness_ms = staleness_ms or (lambda ends, at_ms: 0.0)
         self._marks: list[Mark] = []
         self._epochs: list[int] = []
         self._generation = 0
@@ -63,7 +75,8 @@ class Marks:
                 ends = tuple(line.end for line in head.partitions)
                 updates = sum(line.updates for line in head.partitions)
                 self._epochs.append(head.epoch)
-                self._marks.append(Mark(head.epoch, ends, updates, head.generation, at_ms))
+                behind_ms = self._staleness_ms(ends, at_ms)
+                self._marks.append(Mark(head.epoch, ends, updates, head.generation, at_ms, behind_ms))
 
     def between(self, after: int, last: int) -> list[Mark]:
         """Of epochs in (after, last]."""

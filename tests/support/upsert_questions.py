@@ -154,4 +154,4 @@ def any_question(dice: np.random.Generator, keys: int, epoch: int | None) -> Que
         case 12:
             return all_versions()
         case _:
-            return total() if epoch is None else as_of(epoch - int(dice.integers(0, 12)))
+            return total() if epoch is None else as_of(max(1, epoch - int(dice.integers(0, 12))))
