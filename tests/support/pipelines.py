@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from cremant.controller.core import Controller
 from cremant.epoch.format import decode
-from cremant.epoch.reader import EpochClosed, GapTaken, PartitionReader, Stopped, TakeRows
+from cremant.epoch.reader import EpochClosed, GapTaken, PartitionReader, RolledBack, Stopped, TakeRows
 from cremant.epoch.records import EpochMark, Record
 from cremant.log.api import Log, Message
 from cremant.log.kafka import KafkaLog
@@ -154,6 +154,9 @@ def read_partition(log: Log, topic: str, incarnation: str, partition: int, start
                         content.closed.append(effect)
                     case GapTaken():
                         content.gaps.append(effect)
+                    case RolledBack(next_offset=end, epoch=epoch):
+                        content.rows = [row for row in content.rows if row["$offset"] < end]
+                        content.closed = [closed for closed in content.closed if closed.epoch <= epoch]
                     case Stopped():
                         content.stopped = effect
     reader.close()

@@ -257,12 +257,11 @@ def _column_problems(upsert: UpsertConfig, schema: Schema) -> list[str]:
 def check_upsert_change(old: TableConfig, old_schema: Schema, new: TableConfig, new_schema: Schema) -> None:
     """What may change of a live table: TTLs, null keys and history; what decided which rows are in force may not.
     Raises Conflict."""
-    if old.upsert is None and new.upsert is None:
-        return
-    if old.upsert is None or new.upsert is None:
-        before, after = ("append", "upsert") if old.upsert is None else ("upsert", "append")
+    if old.upsert is None:
+        return  # keys may be given to a table of any rows: the pipeline looks at all of them first
+    if new.upsert is None:
         raise Conflict(
-            f"table {old.name}: {before} cannot change to {after} while the table exists",
+            f"table {old.name}: upsert cannot change to append while the table exists",
             hint="create another table on the same topic, or drop this one first",
         )
     fixed = (
