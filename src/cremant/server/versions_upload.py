@@ -9,7 +9,7 @@ Rules:
 
 - Of the servers that serve a segment, the first by name sees to it. Two that both believe so do no harm: the record
   names the later position, and what it does not name is deleted by who wrote it.
-- A segment that nobody has updated since is not uploaded again, only said to be unchanged.
+- A segment that nobody has updated since is not uploaded again, only said to be unchanged, if its object is there.
 - Where another server has a copy, the log is trimmed by those, and uploads are rare; where none has, each minute of log
   waits for one.
 """
@@ -27,7 +27,7 @@ import msgspec
 from cremant.completion.copies import holders_of
 from cremant.model.cluster import ClusterView
 from cremant.model.completion import StorePolicy
-from cremant.model.errors import CremantError, Unavailable
+from cremant.model.errors import CremantError, NotFound, Unavailable
 from cremant.model.segments import SegmentMetadata, SegmentStatus, StoredVersions, StoreState
 from cremant.segment.snapshot import Snapshot, pack
 from cremant.segment.versions import Versions
@@ -153,7 +153,7 @@ class VersionsUploads:
             changes = versions.changes
         # Changes from here on come with the next upload, if not with this one.
         before = self._uploaded.get(key)
-        if before is not None and _holds(before, metadata, versions, changes):
+        if before is not None and _holds(before, metadata, versions, changes) and self._is_there(before.stored):
             stored = msgspec.structs.replace(before.stored, position=position)
         else:
             stored = self._put(table, metadata, snapshot_of(table, hosted))
@@ -161,6 +161,13 @@ class VersionsUploads:
         lonely = len(holders_of(metadata)) < 2
         due_s = time.monotonic() + (ONLY_COPY_EVERY_S if lonely else OTHERWISE_EVERY_S)
         self._uploaded[key] = _Uploaded(stored, versions, changes, due_s)
+
+    def _is_there(self, stored: StoredVersions) -> bool:
+        """Somebody may have deleted it by hand."""
+        try:
+            return self._store.size(self._store.name_of(stored.url)) == stored.size_bytes
+        except NotFound:
+            return False
 
     def _put(self, table: HostedTable, metadata: SegmentMetadata, snapshot: Snapshot) -> StoredVersions:
         scratch = self._files.new_scratch()

@@ -494,6 +494,22 @@ def test_what_did_not_change_is_only_said_to_hold(world: World) -> None:
     assert made.uploads.landed_total == 2
 
 
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_versions_that_are_gone_from_the_store_are_uploaded_again(world: World, epochs: int) -> None:
+    _in_store(world)
+    made = Uploader(world)
+    made.look()
+    for name in _stored(world):
+        world.store.delete(name)
+    for _ in range(epochs):
+        world.epochs.mark()
+    made.server.read(EPOCHS + epochs)
+    made.due()
+    made.look()
+    assert world.metadata.versions is not None
+    assert [world.store.name_of(world.metadata.versions.url)] == _stored(world)
+
+
 def test_the_first_server_that_serves_it_sees_to_it(world: World) -> None:
     _in_store(world)
     made = Uploader(world)

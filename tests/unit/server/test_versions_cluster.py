@@ -5,6 +5,7 @@ back, the epoch log is trimmed meanwhile, and no answer is ever wrong."""
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 import time
@@ -346,3 +347,48 @@ def test_versions_on_disk_that_are_damaged_or_gone_are_fetched(make_world: Calla
     world.check(one)
     assert one.keeper.brought[VersionsSource.PEER] >= 2
     world.check(other)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_restarts_lost_disks_and_trims_in_any_order_leave_no_wrong_answer(
+    make_world: Callable[..., World], seed: int
+) -> None:
+    dice = random.Random(seed)
+    world = make_world("one", "other", **_peers_only())
+    nodes = list(world.nodes)
+    world.write(12)
+    for _ in range(10):
+        node = dice.choice(nodes)
+        what = dice.choice(["write", "restart", "restart, late", "lose", "trim"])
+        if what == "write":
+            world.write(dice.randrange(1, 12))
+        elif what == "trim":
+            world.trim()
+        else:
+            if what == "lose":  # the other one has everything: what one disk has is not the only copy of anything
+                other = next(one for one in nodes if one is not node)
+                world.until(lambda other=other: _holds_all(world, other))  # type: ignore[misc]
+                node.lose_disk()
+            else:
+                node.stop()
+            world.nodes.remove(node)
+            if what != "restart":
+                world.write(dice.randrange(1, 12))
+                world.trim()
+            node.start()
+            world.nodes.append(node)
+        newest = world.epochs.epoch
+        for each in nodes:
+            for epoch in (newest, max(1, newest - dice.randrange(10))):
+                assert each.at(epoch) in (None, world.right(epoch)), (what, each.name, epoch)
+    for each in nodes:
+        world.check(each)
+
+
+def _holds_all(world: World, node: Node) -> bool:
+    """It serves every sealed segment from its own files, and has saved the versions of each."""
+    table = node.hosting.tables.get("trips")
+    if table is None:
+        return False
+    held = [table.segments.get(segment.name) for segment in world.table.segments]
+    return all(one is not None and one.versions is not None and one.snapshot is not None for one in held)
