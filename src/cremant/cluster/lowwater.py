@@ -84,7 +84,7 @@ class Marks:
 
     def cut(self, chosen: Chosen) -> Cut:
         unkeyed = chosen.epoch < self.keyed_from
-        return Cut(epoch=chosen.epoch, visibility=Visibility.ALL if unkeyed else self.visibility)
+        return Cut(epoch=chosen.epoch, visibility=Visibility.ALL if unkeyed else self.visibility, unkeyed=unkeyed)
 
 
 class LowWater:

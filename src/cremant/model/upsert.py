@@ -52,10 +52,13 @@ class Visibility(StrEnum):
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """One consistent cut through a table: every server answers as of the closed epoch `epoch` (L)."""
+    """One consistent cut through a table: every server answers as of the closed epoch `epoch` (L). `unkeyed`: the
+    broker takes the table for one that had no keys yet at L, so all rows are shown; a server that knows better refuses.
+    """
 
     epoch: int
     visibility: Visibility = Visibility.VISIBLE
+    unkeyed: bool = False
 
 
 #: What an update does to a row.

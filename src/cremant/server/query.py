@@ -43,11 +43,12 @@ from cremant.model.limits import (
 )
 from cremant.model.names import IS_NULL_PREFIX
 from cremant.model.query_codes import QueryCode
+from cremant.model.upsert import Cut, Visibility
 from cremant.segment.rows import compacted, unpacked_bytes
 from cremant.server.epochs import EpochBoard
 from cremant.server.pool import DaemonPool
 from cremant.server.scan import Scan, plan_scan
-from cremant.server.table import HostedTable, Resolved
+from cremant.server.table import HostedTable, Resolved, SegmentPart, TailRows
 from cremant.wire.codec import encode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
 
@@ -243,6 +244,9 @@ class QueryService:
             text = f"table {query.table} is {kind} here, the query is not of such a table (yet)"
             return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
         found = table.resolve(query.segments, query.tails, query.cut)
+        if query.cut is not None and query.cut.unkeyed and _has_keys(found, query.cut):
+            text = f"table {query.table} had keys before epoch {query.cut.epoch}, the query is of a table without (yet)"
+            return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
         unknown = _unknown(query.columns, found.alignment.schema)
         if unknown:  # the broker has heard of a change of the schema first: another server may have, too
             text = f"the schema of table {query.table} has no {', '.join(unknown)} on this server yet"
@@ -295,6 +299,15 @@ class QueryService:
 def _latest_wait_s(query: ServerQuery, deadline_s: float) -> float:
     """Until when a query may wait for what is to arrive."""
     return deadline_s - min(ANSWER_RESERVE_S, query.budget_ms / 1000 * ANSWER_RESERVE_SHARE)
+
+
+def _has_keys(found: Resolved, cut: Cut) -> bool:
+    """Some row is in force at the cut: before a table has keys none is."""
+    parts: list[SegmentPart | TailRows] = list(found.segments)
+    for tail in found.tails:
+        parts += [*tail.sealed, tail.rows]
+    in_force = Cut(epoch=cut.epoch, visibility=Visibility.IN_FORCE)
+    return any(part.versions is not None and bool(part.versions.mask(in_force).any()) for part in parts)
 
 
 def _unknown(columns: tuple[str, ...], schema: pa.Schema) -> list[str]:

@@ -48,7 +48,7 @@ def test_of_pairs_that_nobody_has_heard_of_nothing_is_guessed() -> None:
 
 def test_before_it_had_keys_a_table_is_shown_as_the_append_table_it_was() -> None:
     marks = Marks({(0, "a"): state(7)}, keyed_from=7)
-    assert marks.cut(Chosen(6)) == Cut(epoch=6, visibility=Visibility.ALL)
+    assert marks.cut(Chosen(6)) == Cut(epoch=6, visibility=Visibility.ALL, unkeyed=True)
     assert marks.cut(Chosen(7)) == Cut(epoch=7, visibility=Visibility.VISIBLE)
 
 

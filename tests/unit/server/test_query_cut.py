@@ -153,6 +153,17 @@ def test_an_upsert_table_gives_no_answer_without_a_cut(world: World) -> None:
     assert count is None
 
 
+def test_a_table_with_keys_is_not_shown_as_if_it_had_none(world: World) -> None:
+    """A broker that has not heard of the keys yet would show every version."""
+    unkeyed = Visibility.ALL
+    assert ask(world.service, query(Cut(epoch=0, visibility=unkeyed, unkeyed=True)))[0].error_code == 0
+    world.close_epoch()
+    header, count = ask(world.service, query(Cut(epoch=1, visibility=unkeyed, unkeyed=True)))
+    assert header.error_code == QueryCode.SERVER_TABLE_MISSING
+    assert count is None
+    assert ask(world.service, query(at(1, Visibility.ALL)))[1] == 40
+
+
 def test_an_append_table_gives_none_at_a_cut(world: World) -> None:
     world.table.update(table_record())
     header, _ = ask(world.service, query(at(1)))
