@@ -102,6 +102,16 @@ def test_what_may_change_changes(cluster: Cluster) -> None:
     assert (upsert.ttl, upsert.history_ms) == (60.0, 5000)
 
 
+def test_an_append_table_may_get_keys_once_its_schema_names_them(cluster: Cluster) -> None:
+    cluster.create()
+    said = cluster.post("/tables/gold", table() | {"upsertConfig": FULL}, method="PUT", status=400)["error"]
+    assert "names no primary key" in said
+    cluster.post("/schemas/gold", KEYED, method="PUT")
+    cluster.post("/tables/gold", table() | {"upsertConfig": FULL}, method="PUT")
+    view = cluster.view_where(lambda view: view.tables["gold"].record.config.upsert is not None)
+    assert view.tables["gold"].record.table_schema.primary_key_columns == ("user_id",)
+
+
 # --- state ---
 
 

@@ -293,6 +293,7 @@ def test_what_decided_which_rows_are_in_force_cannot_change() -> None:
     tuned = checked(fine, schema(enableColumnBasedNullHandling=True), cremant=APPEND)
     check_upsert_change(old, of, tuned, of)
     check_upsert_change(checked(None), of, checked(None), schema(primaryKeyColumns=["region"]))
+    check_upsert_change(checked(None), schema(primaryKeyColumns=None), checked(FULL), of)
     for new, new_schema, reason in (
         (checked(FULL), of, "deleteRecordColumn cannot change from gone to none"),
         (checked({"deleteRecordColumn": "gone", "comparisonColumns": ["version"]}), of, "comparison columns cannot"),
