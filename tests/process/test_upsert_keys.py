@@ -124,7 +124,7 @@ def lose_checkpoint(accounts: Accounts) -> None:
 
 
 def rebuild(accounts: Accounts) -> None:
-    told = json.loads(accounts.cluster.run("table", "rebuild-keys", "acc", "--wait", "120", "--json").stdout)
+    told = json.loads(accounts.cluster.run("table", "rebuild-keys", "acc", "--wait", "50", "--json").stdout)
     assert told["seconds"] > 0
     accounts.step(1_500)
 
