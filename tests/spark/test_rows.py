@@ -6,35 +6,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
-from pipelines import World, check, event, wait_for
+from pipelines import World, check, event, python_workers, wait_for
 
 from cremant.epoch.records import EpochMark, Heartbeat, RowBlock
 from cremant.log.api import Message
 from cremant.model.names import dead_letter_topic, epoch_topic
 
 Session = Callable[[], Any]
-
-
-def python_workers() -> list[int]:
-    """Task workers of this process's Spark: children of the daemons that our JVM started."""
-    table = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    processes = [line.split(None, 2) for line in table.splitlines()[1:]]
-    parents = {int(pid): int(parent) for pid, parent, _ in processes}
-    daemons = {int(pid) for pid, _, args in processes if "cremant.pipeline.daemon pyspark.worker" in args}
-
-    def is_ours(pid: int) -> bool:
-        while pid > 1:
-            if pid == os.getpid():
-                return True
-            pid = parents.get(pid, 0)
-        return False
-
-    return [pid for pid, parent in parents.items() if parent in daemons and pid in daemons and is_ours(pid)]
 
 
 def test_every_row_of_the_stream_is_in_one_closed_epoch(world: World, session: Session) -> None:

@@ -5,7 +5,9 @@ that does not matter), a real embedded log, and a reader of epoch logs that beli
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -83,6 +85,23 @@ def event(number: int) -> bytes:
     return json.dumps(
         {"id": number, "name": f"name-{number % 97}", "v": number / 2, "ts": 1_700_000_000_000 + number}
     ).encode()
+
+
+def python_workers() -> list[int]:
+    """Task workers of this process's Spark: children of the daemons that our JVM started."""
+    table = subprocess.run(["ps", "-wweo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    processes = [line.split(None, 2) for line in table.splitlines()[1:]]
+    parents = {int(pid): int(parent) for pid, parent, _ in processes}
+    daemons = {int(pid) for pid, _, args in processes if "cremant.pipeline.daemon pyspark.worker" in args}
+
+    def is_ours(pid: int) -> bool:
+        while pid > 1:
+            if pid == os.getpid():
+                return True
+            pid = parents.get(pid, 0)
+        return False
+
+    return [pid for pid, parent in parents.items() if parent in daemons and pid in daemons and is_ours(pid)]
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = 180.0, what: str = "") -> None:
