@@ -58,6 +58,8 @@ class UpsertLog(EpochLog):
     schema: Schema = SCHEMA
     keys: int = 20
     seed: int = 1
+    #: After a Reset, until the next mark: the epoch it follows.
+    reset_to: int | None = None
     model: UpsertModel = field(default_factory=UpsertModel)
     #: By partition: the position just behind each closed epoch.
     positions: list[dict[int, Position]] = field(default_factory=list)
@@ -110,15 +112,15 @@ class UpsertLog(EpochLog):
             for partition, (end, closed) in enumerate(zip(self.ends, self.closed, strict=True))
         )  # fmt: skip
         mark = EpochMark(
-            generation=self.generation, epoch=closing, previous=self.epoch, blocks_generation=self.generation,
-            config_version=1, partitions=lines_of_mark,
+            generation=self.generation, epoch=closing, blocks_generation=self.generation, config_version=1,
+            previous=self.reset_to if self.reset_to is not None else self.epoch, partitions=lines_of_mark,
         )  # fmt: skip
         for partition in range(self.partitions):
             at = self.append(partition, mark)
             self.positions[partition][closing] = Position(
                 log_offset=at + 1, epoch=closing, generation=self.generation, next_offset=self.ends[partition]
             )
-        self.epoch = closing
+        self.epoch, self.reset_to = closing, None
         self.closed = list(self.ends)
         return closing
 

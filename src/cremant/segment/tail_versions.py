@@ -143,6 +143,8 @@ class PartitionVersions:
         self.rows_from = start_offset
         self._tail = TailVersions(epoch)
         self._segments: dict[str, _Attached] = {}
+        #: Epochs between (both exclusive) were taken back: by the last Reset that was read, to what was closed next.
+        self._void: tuple[int, int] | None = None
         #: Of hosted rows, and of rows that others have.
         self.updates_applied = 0
         self.updates_ignored = 0
@@ -180,6 +182,8 @@ class PartitionVersions:
     def closed(self, epoch: int, *, at: int = _NOW) -> None:
         with self.lock:
             self._at = at
+            if self._void is not None and self._void[1] == _NOW:
+                self._void = (self._void[0], epoch)
             for hosted in self._current():
                 hosted.versions.closed(epoch)
             self._tail.closed(epoch)
@@ -188,6 +192,7 @@ class PartitionVersions:
     def roll_back(self, epoch: int, next_offset: int, *, at: int = _NOW) -> None:
         with self.lock:
             self._at = at
+            self._void = (epoch, _NOW)
             self._tail.truncate(next_offset)
             self._tail.roll_back(epoch)
             for hosted in self._current():
@@ -242,6 +247,11 @@ class PartitionVersions:
     def detach(self, segment: str) -> None:
         with self.lock:
             self._segments.pop(segment, None)
+
+    def is_void(self, epoch: int) -> bool:
+        """It was closed once, and taken back: who asks for it has not heard of that. Known from the next epoch on."""
+        void = self._void
+        return void is not None and void[1] < _NOW and void[0] < epoch < void[1]
 
     def has_read(self, log_offset: int) -> bool:
         with self.lock:

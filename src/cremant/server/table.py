@@ -13,137 +13,29 @@ that are known to differ from the committed ones.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from cremant.completion.replica import Sealing
 from cremant.model.cluster import Rewind, TableRecord
-from cremant.model.offsets import OffsetRange, Position, Watermark
+from cremant.model.offsets import OffsetRange
 from cremant.model.schema import DataType
-from cremant.model.segments import ReplicaState, SegmentMetadata
+from cremant.model.segments import SegmentMetadata
 from cremant.model.upsert import Cut
-from cremant.segment.blocks import TailPart, TailSnapshot
+from cremant.segment.blocks import TailSnapshot
 from cremant.segment.layout import Alignment
 from cremant.segment.locations import locations_of
-from cremant.segment.reader import SealedSegment, slice_from
-from cremant.segment.versions import Versions
+from cremant.segment.reader import SealedSegment
 from cremant.server.partition import Partition
+from cremant.server.resolved import HostedSegment as HostedSegment
+from cremant.server.resolved import Resolved as Resolved
+from cremant.server.resolved import ResolvedTail as ResolvedTail
+from cremant.server.resolved import SegmentPart as SegmentPart
+from cremant.server.resolved import TailRows as TailRows
+from cremant.server.resolved import leave_out_unknown
 from cremant.server.timings import PhaseTimes
-from cremant.shell.backoff import Backoff
 from cremant.wire.messages import TailRequest
-
-
-@dataclass(slots=True, eq=False)
-class HostedSegment:
-    """A sealed segment that this server should hold. `sealed` is set once its verified bytes are open.
-
-    `versions`, upsert tables only: None while it is not known which of its rows are in force: then it is not served."""
-
-    metadata: SegmentMetadata
-    sealed: SealedSegment | None = None
-    versions: Versions | None = None
-    #: From where the log is to be read on for its versions, when nobody does so now.
-    follow_from: Position | None = None
-    #: As of when its versions are on this server's disk.
-    snapshot: Position | None = None
-    #: What this process last wrote: as of where, how often they had changed; and how often they had been taken back.
-    saved: tuple[Position, int] | None = None
-    rewinds_saved: int = 0
-    #: Monotonic seconds.
-    save_at_s: float = 0.0
-    error: str | None = None
-    #: Monotonic seconds since when the view no longer assigns it here.
-    unwanted_since_s: float | None = None
-    #: It went elsewhere, but nobody else is known to have it: it stays.
-    last_copy: bool = False
-    #: Read in full and found good since this process started.
-    verified: bool = False
-    #: Tries to build its index anew that failed (a full disk).
-    index_backoff: Backoff = field(default_factory=Backoff)
-    index_retry_at_s: float = 0.0
-    _scan: tuple[Alignment, tuple[pa.RecordBatch, ...]] | None = None
-
-    @property
-    def state(self) -> ReplicaState:
-        if self.sealed is not None:
-            return ReplicaState.ONLINE
-        return ReplicaState.ERROR if self.error else ReplicaState.OFFLINE
-
-    def scan(self, sealed: SealedSegment, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
-        known = self._scan
-        if known is None or known[0] is not alignment or self.sealed is not sealed:
-            known = (alignment, tuple(alignment.align(batch) for batch in sealed.batches))
-            self._scan = known
-        return known[1]
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentPart:
-    """Rows of a sealed segment within [from_offset, until)."""
-
-    hosted: HostedSegment
-    sealed: SealedSegment
-    from_offset: int
-    until: int
-    #: Upsert tables: of all rows of the segment.
-    versions: Versions | None = None
-
-    @property
-    def whole(self) -> bool:
-        metadata = self.hosted.metadata
-        return self.from_offset <= metadata.start_offset and self.until >= (metadata.end_offset or 0)
-
-    def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
-        """With versions: all of the segment's, which then say which rows exist (visible.py)."""
-        scanned = self.hosted.scan(self.sealed, alignment)
-        if self.whole or self.versions is not None:
-            return scanned
-        return slice_from(scanned, self.from_offset, self.until)
-
-
-@dataclass(frozen=True, slots=True)
-class TailRows:
-    """Rows of a tail, under the name of the segment they belong to."""
-
-    partition: int
-    segment: str
-    parts: tuple[TailPart, ...]
-    #: Upsert tables: of these rows and of others of the tail.
-    versions: Versions | None = None
-
-    def batches(self, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
-        return tuple(part.scan(alignment) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedTail:
-    """What a tail request gets: sealed rows first, then those of the tail."""
-
-    partition: int
-    covered: OffsetRange
-    watermark: Watermark
-    sealed: tuple[SegmentPart, ...]
-    rows: TailRows
-
-
-@dataclass(slots=True)
-class Resolved:
-    """One instant of a table, as far as a query asked for it. `cut`: upsert tables; what is visible there is in what
-    was found, and of a partition that is behind it, or refuses it, nothing was."""
-
-    alignment: Alignment
-    schema_version: int
-    segments: list[SegmentPart | TailRows] = field(default_factory=list)
-    tails: list[ResolvedTail] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
-    behind: list[int] = field(default_factory=list)
-    cut: Cut | None = None
-    #: Partitions that no longer know the cut, and the oldest epoch that may be asked of all of them.
-    refused: list[int] = field(default_factory=list)
-    horizon: int = 0
 
 
 class HostedTable:
@@ -186,6 +78,13 @@ class HostedTable:
     def updater(self, partition: int) -> Partition | None:
         """Who applies the updates of a partition here."""
         return self.partitions.get(partition) or self.followers.get(partition)
+
+    def _is_void(self, partition: int, epoch: int) -> bool:
+        """The epoch was taken back, as far as is known here."""
+        reader = self.updater(partition)
+        if reader is not None and reader.versions is not None and reader.versions.is_void(epoch):
+            return True
+        return any(one.next_epoch is not None and one.to_epoch < epoch < one.next_epoch for one in self.rewinds)
 
     @property
     def single_precision(self) -> frozenset[str]:
@@ -289,7 +188,7 @@ class HostedTable:
                 else:
                     found.tails.append(tail)
         if cut is not None:
-            leave_out_unknown(found, cut)
+            leave_out_unknown(found, cut, self._is_void)
         return found
 
     def serves_from_tail(self, metadata: SegmentMetadata) -> bool:
@@ -334,13 +233,13 @@ class HostedTable:
         sealed = self._sealed_before(request.partition, first, snapshot)
         if sealed is None:
             return None
-        if cut is not None:  # later rows are there and do not exist for the query
-            end = max(first, min(end, watermark.next_offset))
+        # What is claimed; later rows are there, and do not exist for the query.
+        shown = end if cut is None else max(first, min(end, watermark.next_offset))
         opened = self.open.get(request.partition)
         return ResolvedTail(
             partition=request.partition,
-            covered=OffsetRange(first, end),
-            watermark=msgspec.structs.replace(watermark, next_offset=end),
+            covered=OffsetRange(first, shown),
+            watermark=msgspec.structs.replace(watermark, next_offset=shown),
             sealed=sealed,
             rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end), versions),
         )
@@ -370,27 +269,6 @@ class HostedTable:
             parts.append(SegmentPart(hosted, hosted.sealed, at, until, hosted.versions))
             at = until
         return tuple(parts) if at >= end else None
-
-
-def leave_out_unknown(found: Resolved, cut: Cut) -> None:
-    """Takes out what is not known at the cut. A partition is left out whole, so that who answers for it instead answers
-    for all of it."""
-    parts = [(_partition_of(part), part.versions) for part in found.segments]
-    for tail in found.tails:
-        parts += [(tail.partition, part.versions) for part in tail.sealed]
-        parts.append((tail.partition, tail.rows.versions))
-    behind = {number for number, versions in parts if versions is None or versions.epoch < cut.epoch}
-    refused = {number for number, versions in parts if versions is not None and cut.epoch < versions.horizon} - behind
-    out = behind | refused | set(found.behind)
-    found.behind = sorted(behind | set(found.behind))
-    found.refused = sorted(refused)
-    found.horizon = max((versions.horizon for _, versions in parts if versions is not None), default=0)
-    found.segments = [part for part in found.segments if _partition_of(part) not in out]
-    found.tails = [tail for tail in found.tails if tail.partition not in out]
-
-
-def _partition_of(part: SegmentPart | TailRows) -> int:
-    return part.hosted.metadata.partition if isinstance(part, SegmentPart) else part.partition
 
 
 def null_handling(record: Any) -> bool:

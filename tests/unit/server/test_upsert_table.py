@@ -4,7 +4,9 @@ sealing, restarts and rewinds, exactly the rows of the reference model are there
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from server_kit import START, open_segment_metadata
 from versions_kit import INCARNATION, UPSERT, UpsertLog, upsert_log, upsert_record
 
+from cremant.epoch.records import Fence, Reset
 from cremant.exec.stop import Stop
 from cremant.log.memory import MemoryLog
+from cremant.model.cluster import Rewind
 from cremant.model.offsets import Position
 from cremant.model.upsert import Cut, Visibility
 from cremant.segment.build import build_segment, spec_of
-from cremant.segment.reader import derive, open_segment
+from cremant.segment.reader import derive, open_segment, read_marker
 from cremant.segment.tail import SpillQuota
 from cremant.server import updating
 from cremant.server.partition import Partition, PartitionId, PartitionState
@@ -98,13 +102,20 @@ class AnyEpochIsExact(RuleBasedStateMachine):
         self.table.open[0] = open_segment_metadata(0, len(self.segments), self.start, ("me",))
         self._consume()
 
-    def _consume(self) -> None:
+    def _turns(self) -> None:
         for partition in (*self.table.partitions.values(), *self.table.followers.values()):
             while partition.turn(self.log, wall_ms()):
                 pass
             while partition.tail.maintain():
                 pass
-            assert partition.error is None
+
+    def _consume(self) -> None:
+        self._turns()
+        for partition in (*self.table.partitions.values(), *self.table.followers.values()):
+            assert partition.error is None, partition.error
+
+    def _directory_of(self, metadata: Any) -> Path:
+        return next(path for path in self.root.glob("s*") if read_marker(path).name == metadata.name)
 
     @rule(rows=st.integers(0, 8), blocks=st.integers(1, 3))
     def write(self, rows: int, blocks: int) -> None:
@@ -143,11 +154,11 @@ class AnyEpochIsExact(RuleBasedStateMachine):
         """What is in memory is gone. Versions that are not on disk are for others to bring: such segments stay out."""
         for reader in (*self.table.partitions.values(), *self.table.followers.values()):
             reader.close()
-        self.table = HostedTable(self.record)
+        rewinds, self.table = self.table.rewinds, HostedTable(self.record)
+        self.table.rewinds = rewinds
         self.tick = Snapshots({"trips": self.table}, _never(), fsync=False)
         for number, metadata in enumerate(self.segments):
-            directory = next(path for path in self.root.glob("s*") if _name(path) == metadata.name)
-            hosted = HostedSegment(metadata, open_segment(directory))
+            hosted = HostedSegment(metadata, open_segment(self._directory_of(metadata)))
             updating.open_versions(hosted)
             self.table.segments[metadata.name] = hosted
             assert number == metadata.sequence
@@ -174,9 +185,34 @@ class AnyEpochIsExact(RuleBasedStateMachine):
         return Partition(PartitionId("trips", INCARNATION, 0), start, self.root / "f", SpillQuota(), upsert=UPSERT)
 
     @precondition(lambda self: self.epochs.epoch > 0)
+    @rule(back=st.integers(0, 6), seen_first=st.booleans())
+    def rewind(self, back: int, seen_first: bool) -> None:
+        """The controller reopens what ends above the epoch; the Reset is read before that is known here, or after."""
+        before = self.epochs.epoch
+        epoch = rewound(self.epochs, back)
+        if seen_first:
+            self._turns()
+        self.table.rewinds = (*self.table.rewinds, Rewind(to_epoch=epoch, next_epoch=before + 1, generation=1))
+        kept = [metadata for metadata in self.segments if metadata.end.epoch <= epoch]
+        if len(kept) < len(self.segments):
+            self.start = self.segments[len(kept)].start
+            for metadata in self.segments[len(kept) :]:
+                del self.table.segments[metadata.name]
+                shutil.rmtree(self._directory_of(metadata))
+            self.segments = kept
+            self.move(consumes=0 in self.table.partitions)
+        self._turns()
+        if self.table.followers and self.table.followers[0].error:
+            # It began behind the epoch: what its segments had then, others have to bring.
+            assert updating.wanted_followers(self.table) == set()
+            assert all(hosted.versions is None for hosted in self.table.segments.values())
+        self._consume()
+
+    @precondition(lambda self: self.epochs.epoch > 0)
     @rule(back=st.integers(0, 4), visibility=st.sampled_from(Visibility))
     def ask(self, back: int, visibility: Visibility) -> None:
-        epoch = max(1, self.epochs.epoch - back)
+        closed = self.epochs.history.epochs
+        epoch = closed[max(0, len(closed) - 1 - back)]
         names = tuple(
             metadata.name for metadata in self.segments if self.table.segments[metadata.name].versions is not None
         )
@@ -200,7 +236,7 @@ class AnyEpochIsExact(RuleBasedStateMachine):
     def ask_for_everything_as_one_tail(self) -> None:
         if not self.epochs.epoch or any(hosted.versions is None for hosted in self.table.segments.values()):
             return
-        cut = Cut(epoch=self.epochs.epoch)
+        cut = Cut(epoch=self.epochs.history.epochs[-1])
         found = seen(self.table, (), 0, cut)
         assert isinstance(found, dict)
         assert set(found) == {row.offset for row in self.epochs.history.at(cut.epoch).values()}
@@ -211,20 +247,36 @@ class AnyEpochIsExact(RuleBasedStateMachine):
         self.directory.cleanup()
 
 
-def _never() -> Any:
-    import threading
-
+def _never() -> threading.Event:
     return threading.Event()
 
 
-def _name(path: Path) -> str:
-    from cremant.segment.reader import read_marker
-
-    return read_marker(path).name
+def rewound(epochs: UpsertLog, back: int) -> int:
+    """Writes the Reset, and takes the model back; to which epoch."""
+    history, closed = epochs.history, epochs.history.epochs
+    epoch = closed[max(0, len(closed) - 1 - back)]
+    epochs.generation += 1
+    epochs.append(0, Fence(generation=epochs.generation))
+    epochs.append(0, Reset(generation=epochs.generation, epoch=epoch))
+    ends = history.ends_at(epoch)
+    rows = epochs.model.rows
+    for location in [location for location in rows if location[1] >= ends[0]]:
+        del rows[location]
+        history.versions.pop(location, None)
+    for location, version in history.versions.items():
+        if version.valid_until is not None and version.valid_until > epoch:
+            history.versions[location] = version._replace(valid_until=None)
+    kept = closed.index(epoch) + 1
+    del closed[kept:], history.ends[kept:]
+    history.winners = epochs.model.winners(ends)
+    history._last, history._by_offset, history._indexed = tuple(ends), {}, 0
+    epochs.ends, epochs.closed = list(ends), list(ends)
+    epochs.reset_to = epoch
+    return epoch
 
 
 TestAnyEpochIsExact = AnyEpochIsExact.TestCase
-TestAnyEpochIsExact.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyEpochIsExact.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 @pytest.fixture
@@ -299,3 +351,29 @@ def test_an_update_of_a_row_that_is_not_here_stops_the_partition(
     assert partition.state is PartitionState.STOPPED
     assert "U-1" in (partition.error or "")
     assert partition.epoch_state is None
+
+
+def test_epochs_that_were_taken_back_are_refused_once_another_is_closed(
+    world: tuple[MemoryLog, UpsertLog, HostedTable, Partition],
+) -> None:
+    log, epochs, table, partition = world
+
+    def read() -> None:
+        while partition.turn(log, wall_ms()):
+            pass
+
+    for _ in range(4):
+        epochs.block(0, 5)
+        epochs.mark()
+    read()
+    assert isinstance(seen(table, (), 0, Cut(epoch=4)), dict)
+    assert rewound(epochs, 2) == 2
+    read()
+    # The next one may be closed elsewhere already.
+    assert seen(table, (), 0, Cut(epoch=5)) == "behind"
+    epochs.block(0, 5)
+    assert epochs.mark() == 5
+    read()
+    assert [seen(table, (), 0, Cut(epoch=epoch)) for epoch in (3, 4)] == ["refused", "refused"]
+    for epoch in (2, 5):
+        assert set(seen(table, (), 0, Cut(epoch=epoch))) == {row.offset for row in epochs.history.at(epoch).values()}
