@@ -9,7 +9,7 @@
 Two operators do this; which one made a state stays with it, in a file beside Spark's checkpoint:
 
 native  our own function on groups with state (jvm/src/.../KeyCoordinator.java): one candidate per key in the state.
-stock   Spark's `max_by(..., k)`, where the jar is missing: some ten times slower. k must exceed the number of tasks of
+stock   Spark's `max_by(..., k)`, where the jar is missing: more state, more steps. k must exceed the number of tasks of
         one epoch, because each may bring a candidate of the same key and all of them together must not push the row in
         force out of the state: its DELETE would be lost. So tasks are at most k - 1.
 """
