@@ -343,9 +343,11 @@ class Partition:
         )
 
     def _roll_back(self, next_offset: int, epoch: int) -> None:
-        if self.versions is not None and self._reading_at < self._start.log_offset:
-            self.versions.roll_back(epoch, 0, at=self._reading_at)  # of sealed segments: the tail has no rows yet
-            return
+        if self.versions is not None:
+            # First: whatever becomes of the tail, the reader is past the Reset, and so are its segments.
+            self.versions.roll_back(epoch, next_offset, at=self._reading_at)
+            if self._reading_at < self._start.log_offset:
+                return  # history of sealed segments: the tail has no rows yet
         if next_offset < self.tail.snapshot.first_offset:
             raise InvariantViolation(
                 "E-4",
@@ -354,8 +356,6 @@ class Partition:
                 hint="restart the server after the controller has dropped the segments above that epoch",
             )
         self.tail.truncate(next_offset)
-        if self.versions is not None:
-            self.versions.roll_back(epoch, next_offset, at=self._reading_at)
         self.closings.truncate(next_offset, epoch)
         self._seen = SeenEpochs()
         # What was visible newest is unknown now; the next rows say it again.
