@@ -119,15 +119,16 @@ def test_the_document_names_every_ablation() -> None:
         assert f"| {ablation.name} |" in text
 
 
-def test_the_command_runs_one_world_or_both(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_runs_one_world_or_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(0, 1, "", "", as_json=False) == 0
     told = capsys.readouterr().out
     assert "world epochs: 1 seeds" in told
     assert "world completion: 1 seeds" in told
+    assert "world upsert: 1 seeds" in told
     assert command(0, 2, "completion", "", as_json=True) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["worlds"], said["seeds"], said["violations"]) == (["completion"], 2, 0)
-    with pytest.raises(InvalidConfig, match="expected one of epochs, completion"):
+    with pytest.raises(InvalidConfig, match="expected one of epochs, completion, upsert"):
         command(0, 1, "moon", "", as_json=False)
     assert command(0, 1, "", "peer-says-404", as_json=False) == 0
     assert "world completion: 1 seeds" in capsys.readouterr().out

@@ -12,10 +12,15 @@ from cremant.sim import run as epochs
 from cremant.sim.completion import run as completion
 from cremant.sim.completion.scenarios import scenario_of
 from cremant.sim.engine import Outcome, tell
+from cremant.sim.upsert import run as upsert
 
 SEEDS_MAX = 1_000_000
 #: Name -> what runs a seed of it.
-WORLDS: dict[str, Callable[[int], Outcome]] = {epochs.WORLD: epochs.simulate, completion.WORLD: completion.simulate}
+WORLDS: dict[str, Callable[[int], Outcome]] = {
+    epochs.WORLD: epochs.simulate,
+    completion.WORLD: completion.simulate,
+    upsert.WORLD: upsert.simulate,
+}
 
 
 def simulate(first: int, count: int, world: str, scenario: str, *, as_json: bool) -> int:

@@ -122,7 +122,7 @@ class Driver:
                 if world.lease_holder != self.number:
                     return GenerationRefused("no lease")
                 world.generation += 1
-                return GenerationTaken(world.generation, world.checkpoint)
+                return GenerationTaken(world.generation, world.checkpoint, world.reset_to)
             case Append(partition, record):
                 if isinstance(record, Fence):
                     self._seen = max(self._seen, world.observers.oracles[partition].epoch_max)
@@ -136,10 +136,11 @@ class Driver:
             case InspectCheckpoint(name):
                 found = world.checkpoints.get(name)
                 return CheckpointInspected(None if found is None else _state_of(found))
-            case TakeBase(generation, base, checkpoint, _):
+            case TakeBase(generation, base, checkpoint, first_epoch):
                 if generation != world.generation:
                     return GenerationRefused(f"generation {world.generation} is in force")
                 world.base, world.checkpoint = base, checkpoint
+                world.base_taken(generation, first_epoch)
                 return BaseTaken()
             case AdoptCheckpoint(source, name, commits_above, plans_above):
                 found = world.checkpoints.get(source, Checkpoint())
@@ -178,6 +179,9 @@ class Driver:
             yield self.pass_time()
             if len(world.stream) > len(run.start) and world.safeguards.growth_fenced:
                 world.note(f"driver {self.number} stops: the stream has {len(world.stream)} partitions")
+                return
+            if world.reset_to is not None:
+                world.note(f"driver {self.number} stops: the table is to go back to epoch {world.reset_to}")
                 return
             if planned <= committed or last is None:
                 following = self._plan(run, last, planned + 1)

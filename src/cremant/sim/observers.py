@@ -14,7 +14,7 @@ import msgspec
 
 from cremant.epoch.protocol import RunPlan
 from cremant.epoch.reader import CaughtUp, EpochClosed, GapTaken, TakeRows
-from cremant.epoch.records import EpochMark, Fence, Gap, Record, RowBlock, UpdateBlock
+from cremant.epoch.records import EpochMark, Fence, Gap, Record, Reset, RowBlock, UpdateBlock
 from cremant.model.offsets import Position
 from cremant.sim.engine import Violation
 
@@ -37,7 +37,8 @@ class PartitionOracle:
         self.staged = staged
         self.generation = 0
         self.epoch = 0
-        self.next = start
+        self.start = self.next = start
+        self.resets = 0
         self.epoch_max = 0
         #: Which config each offset got, ascending and without holes.
         self.taken: list[Interval] = []
@@ -53,6 +54,11 @@ class PartitionOracle:
             self.generation = max(self.generation, record.generation)
         elif record.generation < self.generation:
             pass
+        elif isinstance(record, Reset):
+            back = self.closed.get(record.epoch)
+            self.epoch = record.epoch if back is not None else 0
+            self.next = back.next_offset if back is not None else self.start
+            self.resets += 1
         elif isinstance(record, RowBlock) and record.epoch > self.epoch and not self.staged:
             self._take(record.range.first, record.range.next, record.config_version)
         elif isinstance(record, Gap):
@@ -105,7 +111,10 @@ class Observers:
         self.oracles.append(PartitionOracle(len(self.oracles), start, self._world.options.staged))
 
     def appended(self, partition: int, record: Record, log_offset: int) -> None:
+        resets = self.oracles[partition].resets
         closed = self.oracles[partition].follow(record, log_offset)
+        if isinstance(record, Reset) and partition == 0 and self.oracles[0].resets > resets:
+            self.taken_back(record.epoch)
         if closed is None:
             return
         if partition == 0:
@@ -114,6 +123,10 @@ class Observers:
             raise Violation("E-3", f"epoch {closed.epoch} closed in partition {partition}, not in partition 0")
         elif closed.partitions != self._by_epoch[closed.epoch].partitions:
             raise Violation("E-3", f"epoch {closed.epoch} has another vector in partition {partition}")
+
+    def taken_back(self, epoch: int) -> None:
+        """A Reset in partition 0 decided so."""
+        self.committed = [mark for mark in self.committed if mark.epoch <= epoch]
 
     def _committed(self, mark: EpochMark) -> None:
         """E-5 epochs grow; I-7 a batch takes effect once: each epoch begins where the one before ended."""
@@ -144,18 +157,22 @@ class Observers:
     def took_rows(self, partition: int, end: int, effect: TakeRows) -> None:
         """E-2, E-6: each offset once, in order, with the content of the config decided first in log order."""
         self.checks += 1
-        oracle = self.oracles[partition]
         first, following = effect.range.first, effect.range.next
         if first != end:
             raise Violation("E-2", f"partition {partition}: rows of [{first}, {following}) after offset {end}")
-        if oracle.configs(first, following) != {effect.config_version}:
+        decided = self.decided(partition, effect)
+        if decided != {effect.config_version}:
             raise Violation(
                 "E-6",
                 f"partition {partition}: [{first}, {following}) shown with config {effect.config_version}, the log "
-                f"decided {sorted(oracle.configs(first, following))}",
+                f"decided {sorted(decided)}",
             )
         if not effect.batch.equals(self._world.rows(partition, first, following, effect.config_version)):
             raise Violation("E-2", f"partition {partition}: rows of [{first}, {following}) are not the stream's")
+
+    def decided(self, partition: int, effect: TakeRows) -> set[int]:
+        """Config versions that the rows of the range may have."""
+        return self.oracles[partition].configs(effect.range.first, effect.range.next)
 
     def took_gap(self, partition: int, end: int, effect: GapTaken) -> None:
         self.checks += 1

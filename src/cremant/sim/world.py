@@ -72,6 +72,8 @@ class World(Engine):
         self.checkpoint = ""
         self.lease_holder = -1
         self.config_version = 1
+        #: An operator wants the table taken back to this epoch.
+        self.reset_to: int | None = None
         #: Per partition the decided cuts; the first is where the table began.
         self.cuts: list[list[Position]] = []
         # What file systems keep.
@@ -124,6 +126,10 @@ class World(Engine):
             for offset, value in zip(batch.offsets.tolist(), batch.values, strict=True):
                 scan.add(offset, peek(value.as_buffer(), INCARNATION))
         return scan
+
+    def base_taken(self, generation: int, first_epoch: int) -> None:
+        """A start of that generation is through with the log."""
+        self.reset_to = None
 
     # --- checkpoints ---
 

@@ -11,7 +11,7 @@ from collections.abc import Generator
 
 import msgspec
 
-from cremant.cluster.lowwater import Chosen, LowWater, Marks
+from cremant.cluster.lowwater import Chosen, LowWater, Marks, backed, is_void
 from cremant.model.upsert import Cut, Visibility
 from cremant.sim.engine import Actor, Violation
 from cremant.sim.upsert.server import Found, located
@@ -74,10 +74,10 @@ class Broker:
     def _attempt(
         self, not_before: int, as_of: int | None, visibility: Visibility
     ) -> Generator[int, None, tuple[Chosen, list[tuple[Part, Found]]] | None]:
-        parts = self._parts()
-        if parts is None:
+        parts, rewinds = self._parts(), self.view.rewinds
+        if parts is None or is_void(not_before, rewinds) or (as_of is not None and is_void(as_of, rewinds)):
             return None
-        marks = self.marks.marks(INCARNATION, not_before=not_before, as_of=as_of, visibility=visibility)
+        marks = self.marks.marks(INCARNATION, rewinds, not_before=not_before, as_of=as_of, visibility=visibility)
         chosen = self._choose(marks, parts)
         if chosen is None:
             return None
@@ -159,6 +159,8 @@ class Client:
         while True:
             yield world.schedule.choice((5, 20, 40))
             broker = world.schedule.choice(self.brokers)
+            # A token that a rewind made void is refused; who asked asks without it.
+            self.seen = backed(self.seen, broker.view.rewinds)
             dice = world.schedule.random()
             as_of = world.schedule.randint(0, self.seen) if dice < 0.15 else None
             visibility = Visibility.IN_FORCE if 0.15 < dice < 0.3 else Visibility.VISIBLE
@@ -169,7 +171,7 @@ class Client:
             world.observers.answered(epoch, rows, visibility)
             self.answers += 1
             if as_of is None:
-                if epoch < self.seen:
+                if epoch < backed(self.seen, world.rewinds):
                     raise Violation("U-3", f"an answer at epoch {epoch} after one at epoch {self.seen}")
                 self.seen = epoch
             elif epoch != as_of:

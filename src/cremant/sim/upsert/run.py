@@ -36,6 +36,9 @@ def _changes(world: UpsertWorld) -> Actor:
             world.note(f"the stream forgets up to {partition.earliest} in {world.stream.index(partition)}")
         if world.chance(options.trim):
             _trim(world)
+        committed = world.observers.committed
+        if world.chance(options.rewind) and len(committed) > 1 and world.reset_to is None:
+            world.rewind(world.trouble.choice(committed[-4:-1]).epoch)
 
 
 def _trim(world: UpsertWorld) -> None:

@@ -6,32 +6,20 @@ Real: the reader, `PartitionVersions`, `Versions`, the bytes of snapshots. Memor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from cremant.epoch.coverage import rows_from
-from cremant.epoch.reader import (
-    CaughtUp,
-    Effect,
-    EpochClosed,
-    GapTaken,
-    PartitionReader,
-    Stopped,
-    TakeRows,
-    TakeUpdates,
-)
-from cremant.epoch.records import EpochMark
-from cremant.log.api import OffsetExpired
+from cremant.cluster.lowwater import is_void
 from cremant.model.offsets import Position
 from cremant.model.upsert import Cut, Visibility
 from cremant.segment import snapshot
 from cremant.segment.locations import Locations
-from cremant.segment.tail_versions import PartitionVersions
 from cremant.segment.versions import Flags, Versions
 from cremant.sim.engine import Actor, Violation
-from cremant.sim.upsert.table import UPSERT
-from cremant.sim.upsert.world import Location, UpsertWorld, updates_of
+from cremant.sim.upsert.feed import Feed
+from cremant.sim.upsert.world import Location, UpsertWorld
 from cremant.wire.messages import EpochState
 
 #: Beyond all offsets: a partition that is followed for the sake of its segments keeps no rows.
@@ -46,67 +34,6 @@ class Found(NamedTuple):
     since: np.ndarray
 
 
-class Feed:
-    """A reader of a partition from a position on, and the versions that it keeps."""
-
-    def __init__(self, world: UpsertWorld, partition: int, start: Position, rows_from_offset: int) -> None:
-        self.world = world
-        self.partition = partition
-        self.reader = PartitionReader(partition, start, upsert=True, safeguards=world.safeguards)
-        self.next_log = start.log_offset
-        self.end = start.next_offset
-        self.versions = PartitionVersions(rows_from_offset, start.epoch, UPSERT.delete_column)
-        #: Partitions of the last mark.
-        self.partitions = 0
-        self._taken: set[tuple[int, int, int]] = set()
-
-    def read_one(self) -> bool:
-        try:
-            record = self.world.read(self.partition, self.next_log)
-        except OffsetExpired as error:
-            raise Violation("E-4", f"partition {self.partition}: {error}") from error
-        if record is None:
-            return False
-        at = self.next_log
-        self.next_log += 1
-        for effect in self.reader.step(record, at):
-            self.carry_out(effect)
-            if isinstance(effect, EpochClosed) and isinstance(record, EpochMark):
-                self.partitions = record.partition_count
-        return True
-
-    def carry_out(self, effect: Effect) -> None:
-        observers = self.world.observers
-        match effect:
-            case TakeRows():
-                observers.took_rows(self.partition, self.end, effect)
-                self.end = effect.range.next
-                kept = rows_from(effect.batch, self.versions.rows_from)
-                if kept.num_rows:
-                    self.versions.take(kept, effect.epoch)
-            case GapTaken():
-                observers.took_gap(self.partition, self.end, effect)
-                self.end = effect.range.next
-            case TakeUpdates():
-                self._taken = updates_of(effect)
-                self.versions.apply(effect.epoch, effect.batch)
-            case EpochClosed():
-                observers.closed(self.partition, effect)
-                observers.updated(self.partition, effect.epoch, self._taken)
-                self._taken = set()
-                self.versions.closed(effect.epoch)
-                self.closed(effect.position)
-            case CaughtUp():
-                observers.caught_up(self.partition, self.end, effect)
-            case Stopped():
-                raise Violation(effect.rule, effect.message)
-            case _:
-                pass
-
-    def closed(self, position: Position) -> None:
-        pass
-
-
 class CatchUp(Feed):
     """A fetched segment on its way to what is closed here: a reader of its own replays the log into its versions."""
 
@@ -115,7 +42,7 @@ class CatchUp(Feed):
         self.number = number
         self.found = found
         first, end = world.segment_range(partition, number)
-        self.versions.attach(str(number), first, end, found.versions)
+        self.versions.attach(str(number), first, end, found.versions, since=found.position.log_offset)
 
     @property
     def position(self) -> Position:
@@ -125,41 +52,62 @@ class CatchUp(Feed):
 class Hosted(Feed):
     """A partition on a server. `segments`: those served, by number. `consumes`: its tail, too."""
 
-    def __init__(self, server: Server, partition: int, consumes: bool, disk: dict[int, bytes]) -> None:
+    def __init__(
+        self, server: Server, partition: int, consumes: bool, disk: dict[int, bytes],
+        in_memory: Mapping[int, snapshot.Snapshot] | None = None,
+    ) -> None:  # fmt: skip
+        """`in_memory`: versions that are newer than the disk's."""
         self.server = server
         self.consumes = consumes
         self.disk = disk
         self.segments: dict[int, Versions] = {}
+        #: Log offset from which on their updates are still to come.
+        self.since: dict[int, int] = {}
         self.fetched: list[CatchUp] = []
         #: Decided cuts whose rows are still the tail's: numbers.
         self.unsealed: list[int] = []
         world, cuts = server.world, server.world.cuts[partition]
         found = {number: unpacked(world, partition, number, data) for number, data in disk.items()}
+        found.update({number: one for number, one in (in_memory or {}).items() if number in found})
         self.open = 1
         while self.open in found:
             self.open += 1
         self.start = cuts[self.open - 1].next_offset if consumes else _NO_ROWS
         starts = [cuts[self.open - 1]] if consumes else []
         if world.guards.snapshot_position or not starts:
-            starts += [kept.position for kept in found.values()]
+            starts += [one.position for one in found.values() if not is_void(one.position.epoch, world.rewinds)]
+        # All are of epochs that were taken back: every partition was opened anew at or before that.
+        starts = starts or [cuts[-1]]
         super().__init__(world, partition, min(starts, key=lambda at: at.log_offset), self.start)
         for number, kept in found.items():
-            self._serve(number, kept.versions)
+            self._serve(number, kept)
 
-    def _serve(self, number: int, versions: Versions) -> bool:
+    def _serve(self, number: int, found: snapshot.Snapshot) -> bool:
         first, end = self.world.segment_range(self.partition, number)
-        if not self.versions.attach(str(number), first, end, versions):
-            if self.world.guards.snapshot_position and self.world.guards.fetched_caught_up:
+        versions, since = found.versions, found.position.log_offset
+        if not self.versions.attach(str(number), first, end, versions, since=since):
+            if self.world.guards.fetched_caught_up:
                 return False
             versions.closed(self.versions.applied)
-            self.versions.attach(str(number), first, end, versions)
-        self.segments[number] = versions
+            self.versions.attach(str(number), first, end, versions, since=since)
+        self.segments[number], self.since[number] = versions, since
         return True
+
+    def in_memory(self) -> dict[int, snapshot.Snapshot]:
+        """What is served, as of where it was read to; not what is ahead of that."""
+        position = self.reader.position
+        return {
+            number: snapshot.Snapshot(versions, position)
+            for number, versions in self.segments.items()
+            if self.since[number] <= position.log_offset
+        }
 
     # --- segments end ---
 
     def closed(self, position: Position) -> None:
         if not self.consumes or position.next_offset - self.start < self.world.options.segment_rows:
+            return
+        if self.world.is_cut_refused(position):
             return
         self.world.report_cut(self.partition, self.open, position)
         self.unsealed.append(self.open)
@@ -177,7 +125,7 @@ class Hosted(Feed):
             known = self.world.sealed.setdefault((self.partition, number), rows)
             if known.rows != rows.rows or not np.array_equal(known.all_offsets(), rows.all_offsets()):
                 raise Violation("I-3", f"partition {self.partition}: segment {number} has other rows elsewhere")
-            if not self._serve(number, versions):
+            if not self._serve(number, snapshot.Snapshot(versions, self.reader.position)):
                 raise Violation("seal", f"partition {self.partition}: segment {number} lacks updates of its own tail")
         self.versions.drop_below(end)
         self.save(number)
@@ -185,9 +133,13 @@ class Hosted(Feed):
             self.upload(number)
 
     def save(self, number: int) -> None:
-        self.disk[number] = packed(self.partition, number, self.segments[number], self.reader.position)
+        found = self.in_memory().get(number)
+        if found is not None:
+            self.disk[number] = packed(self.partition, number, found)
 
     def upload(self, number: int) -> None:
+        if number not in self.disk:
+            return
         found = unpacked(self.world, self.partition, number, self.disk[number])
         self.world.store(self.partition, number, self.disk[number], found.position)
 
@@ -215,8 +167,9 @@ class Hosted(Feed):
                     break
             ready = one.found.versions.epoch >= self.versions.applied
             if (ready or not self.world.guards.fetched_caught_up) and one.number not in self.segments:
-                if self._serve(one.number, one.found.versions):
-                    self.save(one.number)
+                found = snapshot.Snapshot(one.found.versions, one.position)
+                if self._serve(one.number, found):
+                    self.disk[one.number] = packed(self.partition, one.number, found)
                     self.fetched.remove(one)
             elif one.number in self.segments:
                 self.fetched.remove(one)
@@ -229,6 +182,9 @@ class Hosted(Feed):
 
     def at_cut(self, cut: Cut, numbers: list[int], tail_from: int | None) -> Found | str:
         """What was asked for, exactly; else in words why not."""
+        void = self.versions.is_void(cut.epoch) or is_void(cut.epoch, self.world.rewinds)
+        if self.world.guards.void_refused and void:
+            return "refused"
         if self.versions.epoch < cut.epoch and self.world.guards.cut_awaited:
             return "behind"
         wanted = list(numbers)
@@ -310,16 +266,32 @@ class Server:
             if partition not in self.hosted and self.consumes(partition):
                 self._open(partition)
 
-    def _open(self, partition: int) -> None:
+    def _open(self, partition: int, in_memory: Mapping[int, snapshot.Snapshot] | None = None) -> None:
+        """Unless there is nothing to read for. Snapshots of epochs that were taken back are of no use."""
         disk = self.disks.setdefault(partition, {})
-        self.hosted[partition] = Hosted(self, partition, self.consumes(partition), disk)
+        for number in list(disk):
+            position = unpacked(self.world, partition, number, disk[number]).position
+            if is_void(position.epoch, self.world.rewinds) and number not in (in_memory or {}):
+                del disk[number]
+        if disk or self.consumes(partition):
+            self.hosted[partition] = Hosted(self, partition, self.consumes(partition), disk, in_memory)
+
+    def rewound(self) -> None:
+        """Segments that were given up are deleted; partitions are read again from their open segment. What is in memory
+        of the others stays, and is rolled back when the Reset comes."""
+        world = self.world
+        for partition, disk in self.disks.items():
+            for number in [number for number in disk if number >= len(world.cuts[partition])]:
+                del disk[number]
+            hosted = self.hosted.pop(partition, None)
+            if hosted is not None:
+                self._open(partition, hosted.in_memory())
 
     def _restart(self) -> None:
         self.world.note(f"server {self.number} restarts")
         self.hosted.clear()
-        for partition, disk in self.disks.items():
-            if disk or self.consumes(partition):
-                self._open(partition)
+        for partition in self.disks:
+            self._open(partition)
 
     def _get_segment(self) -> None:
         """Placement, or a repair, gives this server a segment: from a peer, else from the store."""
@@ -339,9 +311,12 @@ class Server:
         ]
         if peers and world.trouble.random() < 0.6:
             peer = world.trouble.choice(peers)
-            data = packed(partition, number, peer.segments[number], peer.reader.position)
+            found = peer.in_memory().get(number)
+            data = packed(partition, number, found) if found is not None else world.stored[(partition, number)]
         else:
             data = world.stored[(partition, number)]
+        if is_void(unpacked(world, partition, number, data).position.epoch, world.rewinds):
+            return
         world.note(f"server {self.number} gets segment {number} of partition {partition}")
         if partition not in self.hosted:
             self.disks.setdefault(partition, {})[number] = data
@@ -357,10 +332,8 @@ class Server:
         return own or any(one.number == number for one in hosted.fetched)
 
 
-def packed(partition: int, number: int, versions: Versions, position: Position) -> bytes:
-    return snapshot.pack(
-        snapshot.Snapshot(versions, position), segment=f"{partition}/{number}", checksum="", compressed=False
-    )
+def packed(partition: int, number: int, found: snapshot.Snapshot) -> bytes:
+    return snapshot.pack(found, segment=f"{partition}/{number}", checksum="", compressed=False)
 
 
 def unpacked(world: UpsertWorld, partition: int, number: int, data: bytes) -> snapshot.Snapshot:

@@ -80,6 +80,7 @@ class Table:
 
     def __init__(self) -> None:
         self.winners: dict[int, Row] = {}
+        self._at: dict[int, dict[int, Row]] = {0: {}}
         #: Epoch -> partition -> what it does to rows.
         self.updates: dict[int, dict[int, set[Update]]] = {}
         #: Epoch -> (partition, offset, sub-row) of what a query shows.
@@ -103,8 +104,12 @@ class Table:
             was = self.winners.get(key)
             if was is not None:
                 updates.setdefault(was.partition, set()).add((was.offset, was.sub_row, DELETE))
-        self.winners |= new
+        self.winners = self._at[epoch] = self.winners | new
         self.updates[epoch] = updates
         force = self.winners.values()
         self.in_force[epoch] = frozenset(row[1:4] for row in force)
         self.visible[epoch] = frozenset(row[1:4] for row in force if not row.deleted)
+
+    def take_back(self, epoch: int) -> None:
+        """What later epochs did is still known: whoever reads the log comes by."""
+        self.winners = self._at[epoch]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 import pyarrow as pa
 
+from cremant.completion.rewind import is_taken_back
 from cremant.epoch.coverage import Coverage
-from cremant.epoch.reader import TakeUpdates
+from cremant.epoch.reader import TakeRows, TakeUpdates
 from cremant.epoch.records import EpochMark, Record, RowBlock
 from cremant.epoch.safeguards import Safeguards as EpochSafeguards
+from cremant.model.cluster import PipelineRecord, Rewind
 from cremant.model.offsets import Position
 from cremant.model.upsert import Visibility
 from cremant.segment.locations import Locations
@@ -59,6 +61,15 @@ class UpsertObservers(Observers):
                 batches.append((partition, self._world.rows(partition, first, end, mark.config_version)))
         self.table.close(mark.epoch, batches)
 
+    def taken_back(self, epoch: int) -> None:
+        super().taken_back(epoch)
+        self.table.take_back(epoch)
+
+    def decided(self, partition: int, effect: TakeRows) -> set[int]:
+        """Blocks are taken at the mark, also by who reads an epoch that was taken back later."""
+        mark = self._by_epoch.get(effect.epoch)
+        return set() if mark is None else {mark.config_version}
+
     def updated(self, partition: int, epoch: int, taken: set[Update]) -> None:
         """U-1: a closed epoch does to the rows of a partition exactly what the total order says."""
         self.checks += 1
@@ -91,7 +102,7 @@ class UpsertObservers(Observers):
 
     def closed_at(self, epoch: int) -> int:
         """The newest committed epoch that is not above `epoch`."""
-        return max((mark.epoch for mark in self.committed if mark.epoch <= epoch), default=0)
+        return max(known for known in self.table.visible if known <= epoch)
 
 
 class UpsertWorld(World):
@@ -103,6 +114,8 @@ class UpsertWorld(World):
         super().__init__(seed, options, safeguards)
         self.guards = guards
         self.servers: list[Server] = []
+        #: Oldest first; only the last may not be done yet.
+        self.rewinds: tuple[Rewind, ...] = ()
         #: Where the rows of sealed segments are, by (partition, number): equal on every replica.
         self.sealed: dict[tuple[int, int], Locations] = {}
         #: Snapshots of their versions in the deep store.
@@ -116,6 +129,33 @@ class UpsertWorld(World):
         """Stream offsets of a sealed segment; the first has number 1."""
         cuts = self.cuts[partition]
         return cuts[number - 1].next_offset, cuts[number].next_offset
+
+    # --- rewinds ---
+
+    def rewind(self, epoch: int) -> None:
+        """As the controller does it: segments that end above the epoch go, the last one that begins at or before it is
+        opened anew (`completion.rewind`); the next start of the pipeline writes the Resets."""
+        self.note(f"an operator takes the table back to epoch {epoch}")
+        self.reset_to = epoch
+        self.rewinds = (*self.rewinds, Rewind(to_epoch=epoch))
+        for partition, cuts in enumerate(self.cuts):
+            cuts[1:] = [cut for cut in cuts[1:] if cut.epoch <= epoch]
+            for kept in (self.sealed, self.stored, self.stored_at):
+                for key in [key for key in kept if key[0] == partition and key[1] >= len(cuts)]:
+                    del kept[key]
+        for key in [key for key, position in self.stored_at.items() if position.epoch > epoch]:
+            del self.stored[key], self.stored_at[key]
+        for server in self.servers:
+            server.rewound()
+
+    def base_taken(self, generation: int, first_epoch: int) -> None:
+        super().base_taken(generation, first_epoch)
+        if self.rewinds and not self.rewinds[-1].done:
+            done = msgspec.structs.replace(self.rewinds[-1], next_epoch=first_epoch, generation=generation)
+            self.rewinds = (*self.rewinds[:-1], done)
+
+    def is_cut_refused(self, at: Position) -> bool:
+        return is_taken_back(PipelineRecord(rewinds=self.rewinds), at)
 
     def positions_in_store(self, partition: int) -> list[Position]:
         return [position for (where, _), position in self.stored_at.items() if where == partition]
@@ -140,6 +180,7 @@ class UpsertWorld(World):
                 for partition in range(len(self.cuts))
             ),
             holders=holders,
+            rewinds=self.rewinds,
         )
 
 
@@ -152,6 +193,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     starts: tuple[int, ...]
     consumers: tuple[tuple[int, ...], ...]
     holders: dict[tuple[int, int], tuple[int, ...]]
+    rewinds: tuple[Rewind, ...]
 
 
 def updates_of(effect: TakeUpdates) -> set[Update]:
