@@ -139,9 +139,8 @@ def report_row(task: int, epoch: int, report: TaskReport) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([row], schema=CANDIDATE_SCHEMA)
 
 
-def emitted(candidates: Candidates, task: int, epoch: int, report: TaskReport) -> Iterator[pa.RecordBatch]:
-    """All that a task hands to the coordinator."""
+def emitted(candidates: Candidates | None, task: int, epoch: int, report: TaskReport) -> Iterator[pa.RecordBatch]:
+    """All that a task hands to the coordinator; None: it had no rows."""
     yield report_row(task, epoch, report)
-    batch = candidates.finish()
-    if batch.num_rows:
+    if candidates is not None and (batch := candidates.finish()).num_rows:
         yield batch

@@ -5,8 +5,9 @@ Spark writes the plan of a batch to its checkpoint before the batch runs, and ha
 whatever must be the same in a replay stands in it: offsets, the config version, and the one wall-clock reading (taken
 before the ends of the stream were read) that marks carry. Pure: ends and time are arguments.
 
-Rules: a plan that covers nothing new is *equal* to the one before it (Spark then runs no batch); ranges of a partition
-follow each other without a hole other than a declared gap; no plan holds more than the limit of rows.
+Rules: a plan that covers nothing new is *equal* to the one before it (Spark then runs no batch, but for the very first,
+which it runs in any case: an epoch without rows, of no config); ranges of a partition follow each other without a hole
+other than a declared gap; no plan holds more than the limit of rows.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from cremant.pipeline.reports import TaskReport
 from cremant.pipeline.spec import RunSpec
 from cremant.pipeline.task import giving_up_loudly, task_index
 from cremant.pipeline.updates import Updates, append_updates
+from cremant.segment.versions import deleted_rows
 
 #: Offsets of one page: some 30 MB of keys and locations.
 PAGE_OFFSETS = 500_000
@@ -169,8 +170,7 @@ def without_expired(rows: pa.RecordBatch, record: TableRecord, seed: SeedPlan) -
     expired = np.zeros(len(values), dtype=bool)
     if seed.expired_below is not None:
         expired |= values < seed.expired_below
-    if seed.deleted_below is not None and upsert.delete_column is not None:
-        deleted = rows.column(upsert.delete_column).cast(pa.bool_()).to_numpy(zero_copy_only=False)
+    if seed.deleted_below is not None and (deleted := deleted_rows(rows, upsert.delete_column)) is not None:
         expired |= deleted & (values < seed.deleted_below)
     return rows.filter(pa.array(~expired)), rows.filter(pa.array(expired))
 

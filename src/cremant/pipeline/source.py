@@ -122,18 +122,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         with giving_up_loudly(self._spec):
             before = EpochPlan.from_offset(start)
             if self._spec.seed is not None and is_initial(before):
-                return self._seed(before)
+                # Whoever holds: Spark runs a first batch even where the plan is the initial one, and a first batch
+                # without the seed would leave a state that looks whole and lacks every key.
+                return seed_plan(before, self._wanted.read(), self._spec.seed).to_offset()
             after = self._plan(before, limit)
             if after is before:
                 stream = worker.stream_of(self._spec)
                 stream.wait({(self._spec.topic, p): end for p, end in enumerate(before.ends)}, IDLE_WAIT_S)
                 after = self._plan(before, limit)
             return start if after is before else after.to_offset()
-
-    def _seed(self, before: EpochPlan) -> dict[str, Any]:
-        wanted = self._wanted.read()
-        assert self._spec.seed is not None
-        return (before if wanted.hold else seed_plan(before, wanted, self._spec.seed)).to_offset()
 
     def prepareForTriggerAvailableNow(self) -> None:
         partitions = range(self._topic().partitions)

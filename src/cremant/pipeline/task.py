@@ -64,11 +64,8 @@ class EpochWriter:
         self._config_version = config_version
         self._log: Log = worker.epoch_log_of(spec)
         self._rows: list[Report] = []
+        #: Of an upsert table, from its first rows on: the first batch of a table without messages is of no config.
         self._candidates: Candidates | None = None
-        if spec.candidates is not None:
-            record = worker.table_at(spec, config_version).record
-            assert record.config.upsert is not None
-            self._candidates = Candidates(record.table_schema, record.config.upsert)
 
     def gap(self, partition: int, range: OffsetRange) -> None:
         """Reports a gap that the planner has appended."""
@@ -105,12 +102,16 @@ class EpochWriter:
             False,
         )
         self._rows.append(row)
-        if self._candidates is not None:
+        if self._spec.candidates is not None and batch.num_rows:
+            if self._candidates is None:
+                record = worker.table_at(self._spec, self._config_version).record
+                assert record.config.upsert is not None
+                self._candidates = Candidates(record.table_schema, record.config.upsert)
             self._candidates.add(batch, partition, self._epoch)
 
     def finish(self) -> list[pa.RecordBatch]:
         """What the task hands to Spark (`emission_ddl`)."""
-        if self._candidates is None:
+        if self._spec.candidates is None:
             return [self.report()]
         return list(emitted(self._candidates, task_index(), self._epoch, TaskReport(self._rows)))
 

@@ -169,6 +169,16 @@ def test_what_expired_is_left_out_and_deleted() -> None:
     assert set(updates.partition.tolist()) == {1}
 
 
+@pytest.mark.parametrize(
+    "values", [["false", "TRUE", "null", "1", "no", ""], [0, 1, 7, 1, 0, 0], [0.0, 1.5, 2.0, 1.0, 0.0, -1.0]]
+)
+def test_tombstones_expire_whatever_type_says_deleted(values: list[object]) -> None:
+    """As servers read the column when they hide rows."""
+    rows = pa.RecordBatch.from_pydict({"at": pa.array([1_000] * 6, pa.int64()), "gone": pa.array(values)})
+    _, expired = without_expired(rows, record(delete="gone"), SeedPlan(epoch=7, deleted_below=1_004.0))
+    assert expired.column("gone").to_pylist() == [values[1], values[3]]
+
+
 @given(
     starts=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 90)), min_size=1, max_size=5),
     tasks=st.integers(1, 4), page=st.integers(1, 40),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from ingest_kit import config_of, schema_of
 from pyspark.sql.streaming.datasource import ReadMaxRows
@@ -19,10 +20,10 @@ from cremant.model.cluster import TableRecord
 from cremant.model.errors import InvalidConfig, InvariantViolation
 from cremant.model.settings import Settings
 from cremant.pipeline.ends import ASKED_MAX, PAUSE_S, asked_again
-from cremant.pipeline.plan import EpochPlan, PlannedRange, Share, Wanted
+from cremant.pipeline.plan import EpochPlan, PlannedRange, SeedPlan, Share, Wanted
 from cremant.pipeline.source import StreamReader, TaskShares
 from cremant.pipeline.spec import RunSpec, log_settings_of, write_config, write_wanted
-from cremant.pipeline.task import ingest_share
+from cremant.pipeline.task import ingest_share, run_task
 
 INCARNATION = "0" * 16
 
@@ -72,6 +73,35 @@ def test_what_expires_after_it_was_planned_widens_the_gap_or_stops_the_table(tmp
         batch = logs.embedded.reader("e", 0, 0).read(max_messages=9, max_bytes=9_999)
         assert batch is not None
         assert isinstance(peek(batch.values[0].as_buffer(), INCARNATION), Gap)
+    logs.close()
+
+
+def test_the_first_batch_of_a_table_without_messages_has_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark runs a first batch even if its plan is the initial one, which names no config."""
+    monkeypatch.setattr("cremant.pipeline.task.task_index", lambda: 3)
+    logs, spec = forty_messages(tmp_path)
+    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2)
+    write_wanted(spec, Wanted(config_version=1, starts=(40,), max_rows=100))
+    planner = StreamReader(spec)
+    initial = planner.initialOffset()
+    assert planner.latestOffset(initial, ReadMaxRows(1_000)) == initial
+    (task,) = planner.partitions(initial, initial)
+    assert isinstance(task, TaskShares)
+    (batch,) = run_task(spec, task.shares, 0, task.config_version)
+    assert batch.num_rows == 1, "the report"
+    logs.close()
+
+
+def test_a_seed_is_planned_even_if_the_query_is_to_end(tmp_path: Path) -> None:
+    """The first batch runs in any case: without its seed it would be closed with a state that lacks every key."""
+    logs, spec = forty_messages(tmp_path)
+    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2, seed=SeedPlan(epoch=7))
+    write_wanted(spec, Wanted(config_version=1, starts=(40,), max_rows=100, hold=True))
+    planner = StreamReader(spec)
+    plan = EpochPlan.from_offset(planner.latestOffset(planner.initialOffset(), ReadMaxRows(1_000)))
+    assert (plan.seed, plan.config_version, plan.ends) == (SeedPlan(epoch=7), 1, (40,))
     logs.close()
 
 
