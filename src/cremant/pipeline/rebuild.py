@@ -151,13 +151,18 @@ def read_page(brokers: Brokers, record: TableRecord, seed: SeedPlan, share: Seed
         else:
             arrays[name] = column.cast(pa.int32() if name == names.SUB_ROW else pa.int64())
     since = arrays[names.VALID_FROM]
-    if not seed.all_rows and len(since) and (since.null_count or not 0 < pc.min(since).as_py() <= seed.epoch):
+    if not seed.all_rows and len(since) and (since.null_count or not _all_between(since, 1, seed.epoch)):
         raise InvariantViolation(
             "U-1",
             f"table {record.config.name}, partition {share.partition}: a row in force at epoch {seed.epoch} does not "
             "say since when",
         )  # fmt: skip
     return pa.RecordBatch.from_pydict(arrays)
+
+
+def _all_between(values: pa.Array, least: int, most: int) -> bool:
+    found = pc.min_max(values).as_py()
+    return bool(least <= found["min"] and found["max"] <= most)
 
 
 def without_expired(rows: pa.RecordBatch, record: TableRecord, seed: SeedPlan) -> tuple[pa.RecordBatch, pa.RecordBatch]:

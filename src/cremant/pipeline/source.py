@@ -193,11 +193,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 return [TaskSeed(shares, plan) for shares in groups]
             bounds = worker.stream_of(self._spec).bounds(self._spec.topic, range(len(plan.partitions)))
             shares = shares_of(plan, [bound.earliest for bound in bounds])
+            self._check_replay(plan, shares)
             if self._wanted.read().stop_on_expired:
                 for share in shares:
                     if share.first > plan.partitions[share.partition].first:
                         self._stop_at(share.partition, share.gap)
-            self._check_replay(plan, shares)
             if plan.ends != self._announced:
                 self._announced = plan.ends
                 self._append_gaps(shares)

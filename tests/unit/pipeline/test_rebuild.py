@@ -148,9 +148,9 @@ def test_another_broker_is_asked_where_one_does_not_answer() -> None:
 
 
 def test_a_row_in_force_says_since_when() -> None:
-    for since in ([None], [8], [0]):
+    for since in ([None, 3], [3, 8], [0, 3], [3, 2**63 - 1]):
         with (
-            broker(lambda sql, since=since: (ARROW, answer(["a"], since=since))) as url,  # type: ignore[misc]
+            broker(lambda sql, since=since: (ARROW, answer(["a", "b"], since=since))) as url,  # type: ignore[misc]
             Brokers([url]) as brokers,
             pytest.raises(InvariantViolation, match="since when"),
         ):

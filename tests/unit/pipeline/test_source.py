@@ -17,7 +17,7 @@ from cremant.epoch.records import Gap
 from cremant.log.api import Bounds, Log, Message
 from cremant.log.open import Logs, open_logs
 from cremant.model.cluster import TableRecord
-from cremant.model.errors import InvalidConfig, InvariantViolation
+from cremant.model.errors import InvalidConfig, InvariantViolation, Unavailable
 from cremant.model.settings import Settings
 from cremant.pipeline.ends import ASKED_MAX, PAUSE_S, asked_again
 from cremant.pipeline.plan import EpochPlan, PlannedRange, SeedPlan, Share, Wanted
@@ -91,6 +91,18 @@ def test_the_first_batch_of_a_table_without_messages_has_no_rows(
     assert isinstance(task, TaskShares)
     (batch,) = run_task(spec, task.shares, 0, task.config_version)
     assert batch.num_rows == 1, "the report"
+    logs.close()
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_closed_epoch_whose_messages_expired_is_not_run_again_for_its_keys(tmp_path: Path, stop: bool) -> None:
+    """Whatever the table's policy: its rows are in the epoch log, so nothing is lost; and no gap is written."""
+    logs, spec = forty_messages(tmp_path, stop_on_expired=stop)
+    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2, replay_batch=0, replay_epoch=9)
+    logs.embedded.trim("t", 0, 20)
+    with pytest.raises(Unavailable, match="epoch 9 is to run again for its keys"):
+        StreamReader(spec).partitions({}, plan_up_to(40, spec).to_offset())
+    assert logs.embedded.latest("e", 0) == 0
     logs.close()
 
 
