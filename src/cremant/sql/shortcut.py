@@ -42,7 +42,7 @@ def shortcut_of(
 def _with_top(scope: Scope, first: Order, limit: int, shortcut: Shortcut) -> Shortcut:
     """Without null handling columns have no nulls."""
     bound = Binder(scope).expr(first.expr)
-    if scope.null_handling or bound.multi or bound.type not in _SUMMED or not _is_bare(bound, scope):
+    if limit == 0 or scope.null_handling or bound.multi or bound.type not in _SUMMED or not _is_bare(bound, scope):
         return shortcut
     return msgspec.structs.replace(
         shortcut, top=str(bound.column), top_descending=first.descending, limit=limit

@@ -96,6 +96,13 @@ def test_the_plan_is_as_the_fixture_says(case: dict[str, str]) -> None:
     assert ("error" in found) == ("error" in expected), found
 
 
+def test_an_order_of_no_rows_has_no_first_ones() -> None:
+    for order in ("ASC", "DESC"):
+        query = f"SELECT clicks FROM gold ORDER BY clicks {order} LIMIT"
+        assert Planner().plan(f"{query} 0", "", lookup, NOW_MS).shortcut.top == ""
+        assert Planner().plan(f"{query} 3", "", lookup, NOW_MS).shortcut.top == "clicks"
+
+
 def rewrite() -> None:
     for path in sorted(FIXTURES.glob("*.sql")):
         texts = []
