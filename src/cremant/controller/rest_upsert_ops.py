@@ -14,6 +14,9 @@ from cremant.controller.http import answering, flag, table_record
 from cremant.model.cluster import as_json
 from cremant.model.errors import UserError
 
+#: Of the greatest epoch, 2^63 - 1.
+_EPOCH_DIGITS = 19
+
 
 class UpsertOpsRest:
     def __init__(self, controller: Controller) -> None:
@@ -42,6 +45,6 @@ class UpsertOpsRest:
 
 def _epoch(request: Request) -> int:
     text = request.query_params.get("toEpoch", "")
-    if not text.isdigit():
-        raise UserError(f"query parameter toEpoch: expected the number of a closed epoch, found {text!r}")
+    if not text.isdecimal() or len(text) > _EPOCH_DIGITS:
+        raise UserError(f"query parameter toEpoch: expected the number of a closed epoch, found {text[:40]!r}")
     return int(text)

@@ -24,7 +24,15 @@ from cremant.controller.streams import Streams
 from cremant.epoch.format import peek
 from cremant.epoch.scan import PartitionScan
 from cremant.log.api import Log
-from cremant.model.cluster import PartitionRecord, Rewind, TableRecord, partition_key, pipeline_key, segment_key
+from cremant.model.cluster import (
+    PartitionRecord,
+    PipelineRecord,
+    Rewind,
+    TableRecord,
+    partition_key,
+    pipeline_key,
+    segment_key,
+)
 from cremant.model.errors import Conflict, InvariantViolation, UserError
 from cremant.model.limits import MIB, REWINDS_KEPT_MAX, STREAM_CHANGE_MS
 from cremant.model.names import epoch_topic
@@ -67,6 +75,7 @@ class Rewinds:
         with self._catalog.lock:
             record = self._catalog.table(name)
             partitions = dict(self._catalog.partitions[name])
+            _check_pending(name, self._catalog.pipelines[name], epoch)
             plans = self._plan(record, partitions, epoch)
         scan = self._streams.of_epochs(lambda log: _look(log, record, plans), timeout_ms=STREAM_CHANGE_MS)
         ends = _check(record, plans, scan, epoch)
@@ -114,8 +123,9 @@ class Rewinds:
             if not same:
                 raise Conflict(f"table {name} changed while it was looked at", hint="try again")
             pipeline = self._catalog.pipelines[name]
+            _check_pending(name, pipeline, epoch)
             rewinds = (*pipeline.rewinds, Rewind(to_epoch=epoch, asked_ms=self._clock.now_ms()))
-            if pipeline.rewind is not None:  # not begun: the new one goes on from it
+            if pipeline.rewind is not None:  # not carried out: the new one goes further back
                 rewinds = (*pipeline.rewinds[:-1], rewinds[-1])
             changes: dict[str, Record | None] = {
                 pipeline_key(name): msgspec.structs.replace(pipeline, rewinds=rewinds[-REWINDS_KEPT_MAX:])
@@ -131,6 +141,16 @@ class Rewinds:
             named = {url for segment in self._catalog.segments[name].values() for url in segment.objects}
         for url in (url for segment in before.values() for url in segment.objects if url not in named):
             self._objects.delete(record, url)
+
+
+def _check_pending(name: str, pipeline: PipelineRecord, epoch: int) -> None:
+    """A start may be about to write the Resets of an earlier wish: what they take back cannot be gone back to. Raises
+    UserError."""
+    if pipeline.rewind is not None and epoch > pipeline.rewind.to_epoch:
+        raise UserError(
+            f"table {name} cannot go back to epoch {epoch}: it is being taken back to epoch {pipeline.rewind.to_epoch}",
+            hint="the next start of its pipeline carries that out; choose that epoch or an earlier one",
+        )
 
 
 def _look(log: Log, record: TableRecord, plans: tuple[PartitionRewind, ...]) -> PartitionScan:

@@ -101,6 +101,8 @@ def test_a_rewind_is_looked_at_asked_for_and_carried_out(cluster: Cluster, made:
         ("5", "the last one closed is 5"),
         ("17", "the last one closed is 5"),
         ("x", "expected the number"),
+        ("²", "expected the number"),
+        ("9" * 5_000, "expected the number"),
         ("", "found"),
     ],
 )
@@ -116,6 +118,22 @@ def test_an_epoch_of_fewer_partitions_or_of_a_trimmed_log_is_refused(cluster: Cl
     assert "had 1 partitions" in cluster.post("/tables/gold/rewind?toEpoch=6", status=400)["error"]
     cluster.log.trim(epoch_topic("gold", made.record.incarnation), 1, 4)
     assert "begins at 4" in cluster.post("/tables/gold/rewind?toEpoch=5", status=400)["error"]
+
+
+def test_a_rewind_that_is_under_way_may_only_go_further_back(cluster: Cluster, made: TableView) -> None:
+    """Its Resets may be written at any moment: an epoch that they take back would never be found."""
+    cluster.post("/tables/gold/rewind?toEpoch=3")
+    granted = start(cluster, made)
+    assert "is being taken back to epoch 3" in cluster.post("/tables/gold/rewind?toEpoch=4", status=400)["error"]
+    cluster.post("/tables/gold/rewind?toEpoch=2")
+    base = BaseRequest(
+        table="gold", incarnation=made.record.incarnation, generation=granted.generation, base=6, checkpoint="c",
+        first_epoch=6, previous=3, rewound=granted.rewind,
+    )  # fmt: skip
+    cluster.send("pipeline/base", base, GenerationReply)
+    again = start(cluster, made).rewind
+    assert again is not None
+    assert again.to_epoch == 2, "the later wish is still open"
 
 
 def test_rebuilds_are_for_tables_with_keys_and_begun_once(cluster: Cluster) -> None:
