@@ -91,10 +91,13 @@ class Epochs:
                     self._news.notify_all()
 
     async def begin(self, routes: Routes, deadline_s: float) -> None:
-        """Returns once somebody has said of every partition of the table what is closed, or nobody did for a moment."""
+        """Returns once somebody has said of every partition that a live server consumes what is closed, or nobody did
+        for a moment. For what is lost no query waits."""
         self.follow(routes.view)
         incarnation = routes.table.record.incarnation
-        partitions = [part.record.partition for part in routes.table.partitions]
+        alive = {one.id for one in routes.view.instances if one.live}
+        records = [part.record for part in routes.table.partitions]
+        partitions = [record.partition for record in records if not alive.isdisjoint(record.replicas)]
         give_up_s = min(deadline_s, time.monotonic() + FIRST_WORD_S)
         while not self.low.knows(incarnation, partitions) and (left_s := give_up_s - time.monotonic()) > 0:
             try:

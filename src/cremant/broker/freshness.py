@@ -7,7 +7,7 @@ nothing, makes the whole unknown: an answer never looks fresh because the living
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 from cremant.broker.response import Freshness
 from cremant.broker.tokens import read_token
@@ -19,23 +19,26 @@ _SOURCES = ("index", "create", "logAppend")
 
 
 def freshness_of(
-    answers: Iterable[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int],
+    answers: Sequence[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int],
     cut: int | None = None,
 ) -> Freshness:  # fmt: skip
     """`floors`: of the query's `notBefore`. `cut`: the epoch of the answer, upsert tables; it is all of its token."""
     tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
     result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(tails))
+    if cut is not None and answers:  # an epoch of which nothing was shown may never come
+        result.epoch, result.read_token = cut, read_token(record, cut, (), floors)
     if not tails:
         return result
     watermarks = [tail.watermark for tail in tails.values()]
     events = [mark.max_ingestion_ms for mark in watermarks if mark.max_ingestion_ms is not None]
     result.newest_event_ms = max(events, default=None)
     result.source = min((mark.source for mark in watermarks), key=_strength)
-    result.epoch = min(mark.epoch for mark in watermarks) if cut is None else cut
     known = [mark.freshness_ms for mark in watermarks]
     if len(tails) == partitions_expected and all(value is not None for value in known):
         result.fresh_ms = min(value for value in known if value is not None)
-    result.read_token = read_token(record, result.epoch, tails.values() if cut is None else (), floors)
+    if cut is None:
+        result.epoch = min(mark.epoch for mark in watermarks)
+        result.read_token = read_token(record, result.epoch, tails.values(), floors)
     return result
 
 

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 from broker_kit import PARTITIONS, ROWS_PER_EPOCH, Kit, as_upsert, broker_kit
 
+from cremant.broker.freshness import freshness_of
 from cremant.model.cluster import Rewind
 from cremant.model.query_codes import QueryCode
 from cremant.model.upsert import Cut, Visibility
-from cremant.wire.messages import EpochState
+from cremant.wire.messages import EpochState, ServerAnswer
 
 COUNT = "select count(*) from gold"
 SERVERS = ("Server_1", "Server_2")
@@ -111,6 +112,23 @@ def test_without_a_word_from_any_server_no_rows_are_shown(kit: Kit) -> None:
     assert [one["errorCode"] for one in answer["exceptions"]] == [QueryCode.BROKER_SEGMENT_UNAVAILABLE]
     assert "resultTable" not in answer
     assert not cuts(kit)
+
+
+def test_for_partitions_without_a_live_replica_no_query_waits(kit: Kit) -> None:
+    live = tuple(msgspec.structs.replace(one, live=False) for one in kit.view.instances)
+    kit.view = msgspec.structs.replace(kit.view, version=3, instances=live)
+    began_s = time.monotonic()
+    assert ask(kit)["partialResult"]
+    assert time.monotonic() - began_s < 0.8
+
+
+def test_an_answer_without_tails_names_its_epoch_too(kit: Kit) -> None:
+    sealed = ServerAnswer(cause_id="", instance="Server_1")
+    found = freshness_of([sealed], kit.view.tables["gold"].record, 2, {}, 7)
+    assert found.epoch == 7
+    assert found.read_token is not None
+    nothing = freshness_of([], kit.view.tables["gold"].record, 2, {}, 7)
+    assert (nothing.epoch, nothing.read_token) == (None, None), "epoch 7 may never be closed"
 
 
 def test_a_client_never_goes_back_whichever_replica_answers(kit: Kit) -> None:
