@@ -48,7 +48,7 @@ def too_old(epoch: int, horizon: int) -> str:
     """Of an `asOfEpoch` that every replica refused."""
     return (
         f"QueryValidationError: asOfEpoch {epoch}: what was visible then is not known any more, the oldest epoch that "
-        f"can be asked is {horizon} (a table keeps what `cremant.upsert.historyMs` says)"
+        f"can be asked is {horizon} (`horizon` of GET /tables/<table>/upsert)"
     )
 
 
