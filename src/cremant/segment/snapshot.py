@@ -177,7 +177,7 @@ def _unchanged_until(path: Path, since: Position) -> Position:
     """Damaged or of another snapshot: then the log is read from further back."""
     try:
         said = msgspec.json.decode(path.read_bytes(), type=_Unchanged)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError):
         return since
     return said.position if said.since == since.log_offset else since
 

@@ -145,6 +145,8 @@ class PartitionVersions:
         self._segments: dict[str, _Attached] = {}
         #: Epochs between (both exclusive) were taken back: by the last Reset that was read, to what was closed next.
         self._void: tuple[int, int] | None = None
+        #: Where in the log that Reset is.
+        self._reset_at = -1
         #: Of hosted rows, and of rows that others have.
         self.updates_applied = 0
         self.updates_ignored = 0
@@ -191,7 +193,7 @@ class PartitionVersions:
 
     def roll_back(self, epoch: int, next_offset: int, *, at: int = _NOW) -> None:
         with self.lock:
-            self._at = at
+            self._at = self._reset_at = at
             self._void = (epoch, _NOW)
             self._tail.truncate(next_offset)
             self._tail.roll_back(epoch)
@@ -199,10 +201,11 @@ class PartitionVersions:
                 hosted.versions.roll_back(epoch)
             self.epoch = self.applied = epoch
 
-    def restart(self, offset: int, epoch: int) -> None:
-        """The tail is empty and goes on at `offset` after a hole in what was read: segments that lack updates of it are
-        nobody's."""
+    def restart(self, offset: int, epoch: int, log_offset: int) -> None:
+        """The tail is empty and goes on at `offset` after a hole in what was read, which ends before `log_offset`:
+        segments that lack updates of it are nobody's."""
         with self.lock:
+            self._at = log_offset - 1
             self._segments = {name: held for name, held in self._segments.items() if held.versions.epoch >= epoch}
             self._tail = TailVersions(epoch)
             self.rows_from, self.epoch, self.applied = offset, epoch, epoch
@@ -237,9 +240,12 @@ class PartitionVersions:
 
     def attach(self, segment: str, first: int, end: int, versions: Versions, *, since: int = 0) -> bool:
         """From now on updates of offsets [first, end) go to `versions`, which are as of log offset `since`. False, and
-        nothing has changed, if they lack updates that were applied here: these are to be replayed into them first."""
+        nothing has changed, if they lack updates that were applied here, or a Reset that was read here took some of
+        theirs back: the log is to be replayed into them first."""
         with self.lock:
             if since <= self._at and versions.epoch < self.applied:
+                return False
+            if self._void is not None and since <= self._reset_at and versions.epoch > self._void[0]:
                 return False
             self._segments[segment] = _Attached(first, end, versions, since)
             return True

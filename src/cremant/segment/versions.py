@@ -19,6 +19,7 @@ Rules:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,6 +42,8 @@ NEVER = np.iinfo(np.int32).min + 1
 UNSET_EPOCH = np.iinfo(np.int64).max
 NEVER_EPOCH = np.iinfo(np.int64).min
 
+_STATES = itertools.count()
+
 
 class Versions:
     """Of the rows at `locations`. `deleted`: rows whose delete column is true (None: none). `order`: per row of the
@@ -62,8 +65,8 @@ class Versions:
         self.order = order
         #: Grows when a past changes (a rewind): masks made before are of no use.
         self.rewinds = 0
-        #: Grows with each change: says whether a snapshot is still the newest.
-        self.changes = 0
+        #: No other state of any versions has this number: says whether a snapshot is still the newest.
+        self.changes = next(_STATES)
         self._masks = MaskCache(locations.rows, epoch)
         #: The inverse of `order`, once it was needed.
         self._place: Int32s | None = None
@@ -113,7 +116,7 @@ class Versions:
         self.valid_until[inserted] = UNSET
         self.valid_until[deleted] = now
         self._masks.changed(epoch, rows)
-        self.changes += 1
+        self.changes = next(_STATES)
         self.epoch = epoch  # at last: from here on it may be asked for
         return len(rows)
 
@@ -137,7 +140,7 @@ class Versions:
         later = self.valid_from > now
         self.valid_from[later] = self.valid_until[later] = now
         self.epoch = min(self.epoch, epoch)
-        self.changes += 1
+        self.changes = next(_STATES)
         self._masks.clear(epoch)
 
     # --- what queries ask ---
@@ -145,10 +148,11 @@ class Versions:
     def mask(self, cut: Cut) -> Flags:
         """One flag per row, in (offset, sub-row) order: those that exist for a query at the cut."""
         now = delta(cut.epoch, self.base)
-        flags: Flags = self.valid_from <= now
         if cut.visibility is Visibility.ALL:
-            return flags
-        flags &= self.valid_until > now
+            return self.valid_from <= now
+        # In this order: an INSERT sets validFrom first, so a row that is read as in force is read with its new one.
+        flags: Flags = self.valid_until > now
+        flags &= self.valid_from <= now
         if cut.visibility is Visibility.VISIBLE and self.deleted is not None:
             flags &= ~self.deleted
         return flags
@@ -163,7 +167,8 @@ class Versions:
             flags = self.mask(cut)
             return flags if self.order is None else flags[self.order]
         now = delta(cut.epoch, self.base)
-        some: Flags = (self.valid_from[rows] <= now) & (self.valid_until[rows] > now)
+        some: Flags = self.valid_until[rows] > now
+        some &= self.valid_from[rows] <= now
         if cut.visibility is Visibility.VISIBLE and self.deleted is not None:
             some &= ~self.deleted[rows]
         return some

@@ -189,7 +189,7 @@ class Hosting:
         hosted.rewinds = view.pipeline_record.rewinds
         self._reconcile_segments(hosted, view)
         with hosted.lock:
-            hosted.resets |= updating.changed_partitions(hosted)
+            hosted.resets |= updating.to_read_again(hosted)
         self._let_go_reset(hosted)
         mine = {p.record.partition: p for p in view.partitions if self.instance in p.record.replicas}
         for number, partition_view in mine.items():
@@ -234,9 +234,9 @@ class Hosting:
         own = PartitionId(hosted.name, hosted.record.incarnation, number)
         sealed = [segment.max_ingestion_ms for segment in view.segments if segment.partition == number]
         partition = self._partition(hosted, own, start, newest(*sealed))
-        with hosted.lock:
+        with hosted.lock:  # both before it reads: what it applied without them would be lost to its segments
+            updating.attach(hosted, partition)
             hosted.partitions[number] = partition
-        updating.attach(hosted, partition)
         log_event(_log, "partition starts", partition=str(own), log_offset=start.log_offset, offset=start.next_offset)
 
     def _partition(

@@ -45,6 +45,7 @@ from cremant.segment.build import newest
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
 from cremant.segment.tail_versions import PartitionVersions
+from cremant.server.partition_id import NO_ROWS, applied_in_part, check_log
 from cremant.server.partition_id import PartitionId as PartitionId
 from cremant.server.partition_id import PartitionState as PartitionState
 from cremant.server.progress import Progress, SeenEpochs
@@ -105,6 +106,8 @@ class Partition:
         #: The log no longer has what comes next.
         self._expired = False
         self._machine = PartitionReader(own.partition, first, upsert=upsert is not None)
+        #: Of the last epoch that is applied, whole (with the lock held): the machine may be ahead of it.
+        self.position = first
         self._partition_count = 0
         #: Upsert tables: what was visible as of the last closed epochs.
         self._seen = SeenEpochs()
@@ -121,6 +124,12 @@ class Partition:
         """Rows that were acknowledged before this process started may not be visible yet; or it is stopped. One that
         had caught up and has trouble with its log now serves what it has, and its watermark says how far that is."""
         return not self._caught_up or self.state is PartitionState.STOPPED
+
+    @property
+    def lacks_history(self) -> bool:
+        """What its sealed segments lack is no longer in the log: it comes no further as it is."""
+        follows = self._start.next_offset >= NO_ROWS
+        return self.versions is not None and self._expired and (follows or self.log_offset < self._start.log_offset)
 
     def watermark_at(self, epoch: int) -> Watermark:
         """How far a query at a closed epoch sees."""
@@ -190,11 +199,6 @@ class Partition:
         if self.versions is not None:
             self.versions.drop_below(offset)
 
-    @property
-    def position(self) -> Position:
-        """Of the last epoch that is applied; with the partition's lock held."""
-        return self._machine.position
-
     def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
         """Goes on at `start`: everything before it is sealed and served from segments. Of an upsert table the log up to
         there is read all the same, for the sake of these."""
@@ -205,20 +209,16 @@ class Partition:
             self._start = start
             if self.versions is None or self._expired:
                 self._machine = PartitionReader(self.id.partition, start, upsert=self.versions is not None)
-                self.log_offset = start.log_offset
+                self.position, self.log_offset = start, start.log_offset
                 self._expired = False
                 if self.versions is not None:
-                    self.versions.restart(start.next_offset, start.epoch)
+                    self.versions.restart(start.next_offset, start.epoch, start.log_offset)
             else:
                 self.versions.drop_below(start.next_offset)
             self.rows_taken = self.bytes_taken = 0
             self._close_source()
-            self.watermark = msgspec.structs.replace(
-                self.watermark,
-                next_offset=start.next_offset,
-                epoch=start.epoch,
-                max_ingestion_ms=newest(self.watermark.max_ingestion_ms, max_ingestion_ms),
-            )
+            ingested_ms = newest(self.watermark.max_ingestion_ms, max_ingestion_ms)
+            self._advance(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=ingested_ms)
         self._wake_waiting()
         log_event(_log, "partition goes on after a fetched segment", partition=str(self.id), offset=start.next_offset)
 
@@ -261,14 +261,8 @@ class Partition:
     # --- reading ---
 
     def _open(self, log: Log) -> LogReader:
+        check_log(log, self.id)
         topic, partition = self.id.topic, self.id.partition
-        try:
-            known = partition < log.topic(topic).partitions
-        except NotFound:
-            known = False
-        if not known:
-            # The controller makes the epoch log before the table: without one, this is another log or a dropped table.
-            raise NotFound(f"epoch log {topic} partition {partition} does not exist", hint="is log_dir the same here?")
         if self._target is None:
             self._target = log.latest(topic, partition)
         return log.reader(topic, partition, self.log_offset)
@@ -282,8 +276,15 @@ class Partition:
                 # Nothing of this record was applied: a retry begins with it.
                 self.log_offset = log_offset
                 raise
-            for effect in self._machine.step(record, log_offset):
-                self._apply(effect, now_ms)
+            try:
+                for effect in self._machine.step(record, log_offset):
+                    self._apply(effect, now_ms)
+            except Exception as error:
+                if self.versions is None or isinstance(error, InvariantViolation):
+                    raise
+                _log.exception("a record could not be applied", extra={"fields": {"partition": str(self.id)}})
+                raise applied_in_part(self.id, log_offset, error) from error
+            self.position = self._machine.position
 
     def _apply(self, effect: Effect, now_ms: int) -> None:
         match effect:
@@ -346,8 +347,8 @@ class Partition:
         if self.versions is not None:
             # First: whatever becomes of the tail, the reader is past the Reset, and so are its segments.
             self.versions.roll_back(epoch, next_offset, at=self._reading_at)
-            if self._reading_at < self._start.log_offset:
-                return  # history of sealed segments: the tail has no rows yet
+            if self._reading_at < self._start.log_offset or self._start.next_offset >= NO_ROWS:
+                return  # of sealed segments only: the tail has no rows (yet)
         if next_offset < self.tail.snapshot.first_offset:
             raise InvariantViolation(
                 "E-4",

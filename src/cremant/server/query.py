@@ -23,7 +23,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
 
 import msgspec
@@ -45,8 +45,10 @@ from cremant.model.names import IS_NULL_PREFIX
 from cremant.model.query_codes import QueryCode
 from cremant.model.upsert import Cut, Visibility
 from cremant.segment.rows import compacted, unpacked_bytes
+from cremant.segment.versions import Versions
 from cremant.server.epochs import EpochBoard
 from cremant.server.pool import DaemonPool
+from cremant.server.resolved import partition_of
 from cremant.server.scan import Scan, plan_scan
 from cremant.server.table import HostedTable, Resolved, SegmentPart, TailRows
 from cremant.wire.codec import encode
@@ -251,7 +253,11 @@ class QueryService:
         if unknown:  # the broker has heard of a change of the schema first: another server may have, too
             text = f"the schema of table {query.table} has no {', '.join(unknown)} on this server yet"
             return self._refusal(query, QueryCode.SERVER_TABLE_MISSING, text), None
-        prepared = _Prepared(found, plan_scan(table, found, query, stop), table)
+        scan = plan_scan(table, found, query, stop)
+        if query.cut is not None and query.cut.unkeyed and _got_keys(found):  # looked at after the rows' masks are made
+            found = _refused(found, query.cut)
+            scan = plan_scan(table, found, query, stop)
+        prepared = _Prepared(found, scan, table)
         return self._run(query, prepared, stop) if prepared.scan.rows <= SHORT_ROWS else prepared
 
     def _run(self, query: ServerQuery, prepared: _Prepared, stop: Stop) -> _Answer:
@@ -303,11 +309,26 @@ def _latest_wait_s(query: ServerQuery, deadline_s: float) -> float:
 
 def _has_keys(found: Resolved, cut: Cut) -> bool:
     """Some row is in force at the cut: before a table has keys none is."""
+    in_force = Cut(epoch=cut.epoch, visibility=Visibility.IN_FORCE)
+    return any(bool(versions.mask(in_force).any()) for versions in _versions_of(found))
+
+
+def _got_keys(found: Resolved) -> bool:
+    """Some row has been in force meanwhile: since when it was there before that is no longer known."""
+    return any(bool((versions.valid_from != versions.valid_until).any()) for versions in _versions_of(found))
+
+
+def _versions_of(found: Resolved) -> list[Versions]:
     parts: list[SegmentPart | TailRows] = list(found.segments)
     for tail in found.tails:
         parts += [*tail.sealed, tail.rows]
-    in_force = Cut(epoch=cut.epoch, visibility=Visibility.IN_FORCE)
-    return any(part.versions is not None and bool(part.versions.mask(in_force).any()) for part in parts)
+    return [part.versions for part in parts if part.versions is not None]
+
+
+def _refused(found: Resolved, cut: Cut) -> Resolved:
+    """Nothing of what was found, and that the cut is too early: who asks takes a later one."""
+    parts = {*found.refused, *map(partition_of, found.segments), *(tail.partition for tail in found.tails)}
+    return replace(found, segments=[], tails=[], refused=sorted(parts), horizon=max(found.horizon, cut.epoch + 1))
 
 
 def _unknown(columns: tuple[str, ...], schema: pa.Schema) -> list[str]:

@@ -131,7 +131,7 @@ class Resolved:
 def leave_out_unknown(found: Resolved, cut: Cut, is_void: Callable[[int, int], bool]) -> None:
     """Takes out what is not known at the cut. A partition is left out whole, so that who answers for it instead answers
     for all of it. `is_void(partition, epoch)`: that was taken back: here it is gone, elsewhere perhaps not yet."""
-    parts = [(_partition_of(part), part.versions) for part in found.segments]
+    parts = [(partition_of(part), part.versions) for part in found.segments]
     for tail in found.tails:
         parts += [(tail.partition, part.versions) for part in tail.sealed]
         parts.append((tail.partition, tail.rows.versions))
@@ -143,9 +143,9 @@ def leave_out_unknown(found: Resolved, cut: Cut, is_void: Callable[[int, int], b
     found.behind = sorted(behind | set(found.behind))
     found.refused = sorted(refused)
     found.horizon = max((versions.horizon for _, versions in parts if versions is not None), default=0)
-    found.segments = [part for part in found.segments if _partition_of(part) not in out]
+    found.segments = [part for part in found.segments if partition_of(part) not in out]
     found.tails = [tail for tail in found.tails if tail.partition not in out]
 
 
-def _partition_of(part: SegmentPart | TailRows) -> int:
+def partition_of(part: SegmentPart | TailRows) -> int:
     return part.hosted.metadata.partition if isinstance(part, SegmentPart) else part.partition

@@ -31,13 +31,11 @@ from cremant.segment.locations import locations_of
 from cremant.segment.reader import SealedSegment
 from cremant.segment.versions import Flags, Versions, deleted_rows
 from cremant.server.partition import Partition, PartitionState
+from cremant.server.partition_id import NO_ROWS
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.shell.logs import log_event, log_failure
 
 _log = logging.getLogger(__name__)
-
-#: No offset of a stream: a follower's tail begins there.
-NO_ROWS = 2**62
 
 
 def open_versions(hosted: HostedSegment) -> None:
@@ -152,16 +150,20 @@ def leave(table: HostedTable, partition: Partition) -> None:
                 hosted.follow_from = position
 
 
-def changed_partitions(table: HostedTable) -> set[int]:
-    """Partitions that are consumed as of a table without keys, which has some by now: to be read again."""
+def to_read_again(table: HostedTable) -> set[int]:
+    """Partitions that are consumed as of a table without keys, which has some by now; and those that began with what
+    their sealed segments lack, which the log has lost meanwhile: then these are given up."""
     keyed = table.record.config.upsert is not None
-    return {number for number, partition in table.partitions.items() if (partition.versions is not None) != keyed}
+    return {
+        number for number, partition in table.partitions.items()
+        if (partition.versions is not None) != keyed or partition.lacks_history
+    }  # fmt: skip
 
 
 def wanted_followers(table: HostedTable) -> set[int]:
     """Partitions whose sealed segments nobody keeps up to date. Followers without a segment end."""
     for number, follower in list(table.followers.items()):
-        if follower.state is PartitionState.STOPPED:
+        if follower.state is PartitionState.STOPPED or follower.lacks_history:
             _give_up_all(table, number)
     with table.lock:
         held = {hosted.metadata.partition for hosted in table.segments.values() if hosted.versions is not None}

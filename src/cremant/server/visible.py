@@ -17,6 +17,7 @@ import pyarrow as pa
 from cremant.model.errors import QueryError
 from cremant.model.query_codes import QueryCode
 from cremant.model.upsert import Cut
+from cremant.segment.blocks import TailPart
 from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
 from cremant.segment.select import Selection
@@ -79,16 +80,23 @@ def _made(versions: Versions, cut: Cut, rows_of: Callable[[int], slice]) -> Colu
 
 def _spans(rows: TailRows, versions: Versions) -> list[int]:
     """Numbers of rows, alternately between parts and of parts."""
-    spans, at = [], 0
+    spans, at, fits = [], 0, True
     for part in rows.parts:
         first = versions.locations.first_at(int(part.block.offsets[part.a]))
         spans += [first - at, part.rows]
         at = first + part.rows
-    if at > versions.rows or min(spans, default=0) < 0:
+        fits = fits and at <= versions.rows and _are_at(versions, first, part)
+    if not fits or min(spans, default=0) < 0:
         raise QueryError(
             QueryCode.SERVER_TABLE_MISSING, f"partition {rows.partition} was taken back to an earlier epoch meanwhile"
         )
     return spans
+
+
+def _are_at(versions: Versions, first: int, part: TailPart) -> bool:
+    """The part's first and last row are where its versions are looked for: both are read one after the other."""
+    rows, offsets = (first, first + part.rows - 1), (part.block.offsets[part.a], part.block.offsets[part.b - 1])
+    return all(versions.location(row)[0] == offset for row, offset in zip(rows, offsets, strict=True))
 
 
 def is_empty(validity: Masks | None, number: int) -> bool:

@@ -210,3 +210,52 @@ def test_updates_of_rows_that_others_host_are_ignored() -> None:
     )
     versions.apply(1, updates)
     assert (versions.updates_applied, versions.updates_ignored) == (0, 1)
+
+
+def test_versions_from_before_a_hole_in_what_was_read_are_not_attached() -> None:
+    rows = PartitionVersions(10, 3, None, log_offset=20)
+    rows.restart(50, 9, log_offset=80)
+    lacking, whole = Versions.superseded(Locations(10, 0), 4), Versions.superseded(Locations(10, 0), 10)
+    assert not rows.attach("s", 0, 10, lacking, since=40)
+    assert rows.attach("s", 0, 10, whole, since=80)
+
+
+def test_versions_of_epochs_that_a_reset_took_back_are_not_attached() -> None:
+    """A server that has not read the Reset yet sent them."""
+    rows = PartitionVersions(10, 3, None, log_offset=20)
+    rows.roll_back(2, 10, at=50)
+    for log_offset, epoch in ((50, 3), (51, 2)):
+        versions = Versions.superseded(Locations(10, 0), epoch + 1)
+        assert rows.attach("s", 0, 10, versions, since=log_offset) == (epoch == 2)
+
+
+class _Interrupted(np.ndarray):
+    """Between looking at this column and the other one, an update is applied."""
+
+    versions: Versions
+
+    def __gt__(self, other: Any) -> Any:
+        self.versions.apply(9, np.array([3]), np.array([0], np.int32), np.array([INSERT], np.int8))
+        return np.asarray(self) > other
+
+
+@pytest.mark.parametrize("rows", [None, np.array([3])])
+def test_an_insert_of_a_later_epoch_is_not_seen_whenever_it_is_applied(rows: Any) -> None:
+    versions = Versions.superseded(Locations(10, 0), 1)
+    found = versions.valid_until.view(_Interrupted)
+    _Interrupted.versions = versions
+    versions.valid_until = found
+    cut = Cut(epoch=5)
+    assert not (versions.mask(cut) if rows is None else versions._flags(cut, rows)).any()
+    assert versions.mask(Cut(epoch=9)).sum() == 1
+
+
+def test_no_two_states_have_one_number() -> None:
+    """Versions that replaced others are not taken for those that were saved."""
+    seen = set()
+    for _ in range(2):
+        versions = Versions.superseded(Locations(10, 0), 1)
+        seen.add(versions.changes)
+        versions.apply(1, np.array([3]), np.array([0], np.int32), np.array([INSERT], np.int8))
+        seen.add(versions.changes)
+    assert len(seen) == 4

@@ -164,6 +164,15 @@ def test_a_table_with_keys_is_not_shown_as_if_it_had_none(world: World) -> None:
     assert ask(world.service, query(at(1, Visibility.ALL)))[1] == 40
 
 
+def test_a_cut_from_before_the_keys_is_refused_once_they_came(world: World) -> None:
+    """Rows say since when they are in force, no longer since when they are there."""
+    world.close_epoch()
+    header, count = ask(world.service, query(Cut(epoch=0, visibility=Visibility.ALL, unkeyed=True)))
+    assert (header.error_code, header.refused_partitions, header.horizon) == (0, (0,), 1)
+    assert header.partitions == ()
+    assert not count
+
+
 def test_an_append_table_gives_none_at_a_cut(world: World) -> None:
     world.table.update(table_record())
     header, _ = ask(world.service, query(at(1)))

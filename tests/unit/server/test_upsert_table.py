@@ -4,6 +4,7 @@ sealing, restarts and rewinds, exactly the rows of the reference model are there
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tempfile
 import threading
@@ -11,17 +12,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from server_kit import START, open_segment_metadata
-from versions_kit import INCARNATION, UPSERT, UpsertLog, upsert_log, upsert_record
+from versions_kit import INCARNATION, UPSERT, UpsertLog, shown, upsert_log, upsert_record
 
 from cremant.epoch.records import Fence, Reset
 from cremant.exec.stop import Stop
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import Rewind
+from cremant.model.errors import InvariantViolation, QueryError
 from cremant.model.offsets import Position
 from cremant.model.upsert import Cut, Visibility
 from cremant.segment.build import build_segment, spec_of
@@ -29,10 +32,12 @@ from cremant.segment.reader import derive, open_segment, read_marker
 from cremant.segment.tail import SpillQuota
 from cremant.server import updating
 from cremant.server.partition import Partition, PartitionId, PartitionState
+from cremant.server.partition_id import NO_ROWS
 from cremant.server.scan import plan_scan
 from cremant.server.snapshots import Snapshots
 from cremant.server.steps import as_committed
 from cremant.server.table import HostedSegment, HostedTable
+from cremant.server.visible import tail_validity
 from cremant.wire.messages import ServerQuery, TailRequest
 
 
@@ -377,3 +382,139 @@ def test_epochs_that_were_taken_back_are_refused_once_another_is_closed(
     assert [seen(table, (), 0, Cut(epoch=epoch)) for epoch in (3, 4)] == ["refused", "refused"]
     for epoch in (2, 5):
         assert set(seen(table, (), 0, Cut(epoch=epoch))) == {row.offset for row in epochs.history.at(epoch).values()}
+
+
+def seal_all(table: HostedTable, partition: Partition, directory: Path, start: Position = START) -> HostedSegment:
+    """What is closed becomes a segment."""
+    end = partition.closings.last
+    parts = partition.tail.snapshot.between(start.next_offset, end.next_offset)
+    built = build_segment(directory, [part.batch for part in parts], spec_of(table.record), fsync=False)
+    opened = open_segment_metadata(0, 0, start, ("me",))
+    sealed = derive(directory, opened.name, built.checksum, fsync=False)
+    table.install(as_committed(opened, end, built, None), sealed, verified=True)
+    return table.segments[opened.name]
+
+
+@pytest.mark.parametrize("error", [InvariantViolation("U-1", "it does not fit"), ValueError("a bug")])
+def test_an_epoch_that_was_applied_in_part_is_no_position(
+    world: tuple[MemoryLog, UpsertLog, HostedTable, Partition], tmp_path: Path, error: Exception
+) -> None:
+    log, epochs, table, partition = world
+    epochs.block(0, 9)
+    epochs.mark()
+    while partition.turn(log, wall_ms()):
+        pass
+    hosted = seal_all(table, partition, tmp_path / "s")
+    assert partition.versions is not None
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise error
+
+    partition.versions.apply = failing  # type: ignore[method-assign]
+    epochs.block(0, 9)
+    epochs.mark()
+    while partition.turn(log, wall_ms()):
+        pass
+    assert partition.state is PartitionState.STOPPED
+    assert partition.position == epochs.positions[0][1]
+    updating.leave(table, partition)
+    assert hosted.follow_from == epochs.positions[0][1]
+    # Read again it shows what it should.
+    again = Partition(
+        partition.id, START, tmp_path / "again", SpillQuota(), upsert=UPSERT,
+        replay_from=updating.replay_from(table, 0, 0),
+    )  # fmt: skip
+    updating.attach(table, again)
+    while again.turn(log, wall_ms()):
+        pass
+    assert hosted.versions is not None
+    assert shown(hosted.versions, 2) == epochs.expected(0, 0, 9, 2)
+
+
+@pytest.mark.parametrize("consumes", [True, False])
+def test_what_the_log_lost_before_it_was_read_is_given_up(
+    world: tuple[MemoryLog, UpsertLog, HostedTable, Partition], tmp_path: Path, consumes: bool
+) -> None:
+    log, epochs, table, partition = world
+    epochs.block(0, 9)
+    epochs.mark()
+    while partition.turn(log, wall_ms()):
+        pass
+    hosted = seal_all(table, partition, tmp_path / "s")
+    updating.leave(table, partition)
+    for _ in range(4):
+        epochs.block(0, 9)
+        epochs.mark()
+    start = epochs.positions[0][4]
+    late = Partition(
+        partition.id, start, tmp_path / "late", SpillQuota(), upsert=UPSERT,
+        replay_from=updating.replay_from(table, 0, 0),
+    )  # fmt: skip
+    if not consumes:
+        begin = msgspec.structs.replace(epochs.positions[0][1], next_offset=NO_ROWS)
+        late = Partition(partition.id, begin, tmp_path / "late", SpillQuota(), upsert=UPSERT)
+        del table.partitions[0]
+    (table.partitions if consumes else table.followers)[0] = late
+    updating.attach(table, late)
+    assert not late.lacks_history
+    log.trim(late.id.topic, 0, start.log_offset)
+    late.turn(log, wall_ms())
+    assert late.lacks_history
+    if not consumes:
+        assert updating.wanted_followers(table) == set()
+        assert hosted.versions is None
+        return
+    assert updating.to_read_again(table) == {0}
+    table.resets.add(0)
+    for gone in table.take_resets():
+        updating.leave(table, gone)
+        gone.close()
+    assert updating.replay_from(table, 0, log.earliest(late.id.topic, 0)) is None
+    assert hosted.versions is None
+
+
+def test_a_follower_goes_on_after_a_reset_that_it_knows(
+    world: tuple[MemoryLog, UpsertLog, HostedTable, Partition], tmp_path: Path
+) -> None:
+    log, epochs, table, partition = world
+    epochs.block(0, 9)
+    epochs.mark()
+    while partition.turn(log, wall_ms()):
+        pass
+    hosted = seal_all(table, partition, tmp_path / "s")
+    updating.leave(table, partition)
+    del table.partitions[0]
+    updating.follow(
+        table, 0, 0, lambda at: Partition(partition.id, at, tmp_path / "f", SpillQuota(), upsert=UPSERT)
+    )  # fmt: skip
+    follower = table.followers[0]
+    for _ in range(3):
+        epochs.block(0, 9)
+        epochs.mark()
+    assert rewound(epochs, 1) == 3
+    epochs.block(0, 9)
+    epochs.mark()
+    while follower.turn(log, wall_ms()):
+        pass
+    assert (follower.error, follower.position.epoch) == (None, 5)
+    assert hosted.versions is not None
+    assert shown(hosted.versions, 5) == epochs.expected(0, 0, 9, 5)
+
+
+def test_rows_that_are_not_where_their_versions_are_give_no_answer(
+    world: tuple[MemoryLog, UpsertLog, HostedTable, Partition],
+) -> None:
+    """A tail that was cut between two looks at it."""
+    log, epochs, table, partition = world
+    for _ in range(2):
+        epochs.block(0, 9)
+        epochs.mark()
+    while partition.turn(log, wall_ms()):
+        pass
+    found = table.resolve((), (TailRequest(partition=0, from_offset=0),), Cut(epoch=2))
+    rows = found.tails[0].rows
+    assert tail_validity(rows, found.cut) is not None
+    assert rows.versions is not None
+    other = dataclasses.replace(rows, parts=rows.parts[:1], versions=rows.versions.between(5, 18))
+    with pytest.raises(QueryError, match="taken back"):
+        tail_validity(other, found.cut)
