@@ -274,6 +274,11 @@ def test_rows_are_the_same_with_and_without_shortcuts(world: World, sql: str, ta
     check(world, sql, tail=tail)
 
 
+@pytest.mark.parametrize("order", ["id desc", "amount", "id"])
+def test_an_order_of_no_rows_has_none(world: World, order: str) -> None:
+    check(world, f"select id from sales order by {order} limit 0", tail=True)
+
+
 @pytest.mark.parametrize(
     ("selected", "sums"),
     [
