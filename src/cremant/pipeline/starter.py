@@ -208,6 +208,9 @@ class StartDriver:
             reply = self._controller.call(GENERATION_PATH, request, GenerationReply)
         except (Conflict, Fenced) as error:
             return start.GenerationRefused(str(error))
+        if reply.rewind is not None and reply.rewind != self._table.pipeline_record.rewind:
+            # The log would be scanned from segments that the rewind has taken back, and the epoch not be found.
+            return EffectFailed(f"this process has not heard yet of the rewind to epoch {reply.rewind.to_epoch}")
         self.rewound, self.rebuild, self.keyed_from = reply.rewind, reply.rebuild, reply.keyed_from
         reset_to = reply.rewind.to_epoch if reply.rewind is not None else None
         forget = self._forget or self.rebuild > 0

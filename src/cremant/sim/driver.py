@@ -77,6 +77,8 @@ class Driver:
         #: Task attempts in flight, by task.
         self.attempts: Mapping[int, Attempt[Any]] = {}
         self._seen = 0
+        #: What the start under way was told to go back to.
+        self._reset_to: int | None = None
 
     def run(self) -> Actor:
         plan = yield from self._start()
@@ -91,6 +93,7 @@ class Driver:
     def _start(self) -> Generator[int, None, RunPlan | None]:
         world = self.world
         latest = {partition: cuts[-1] for partition, cuts in enumerate(world.cuts)}
+        self._reset_to = world.reset_to
         machine = StartMachine(
             config_version=world.config_version, scan_from=latest, keyed=self.KEYED, safeguards=world.safeguards
         )
@@ -122,6 +125,8 @@ class Driver:
                 if world.lease_holder != self.number:
                     return GenerationRefused("no lease")
                 world.generation += 1
+                if world.reset_to != self._reset_to:
+                    return EffectFailed("its view is older than the rewind")
                 return GenerationTaken(world.generation, world.checkpoint, world.reset_to)
             case Append(partition, record):
                 if isinstance(record, Fence):
@@ -140,7 +145,7 @@ class Driver:
                 if generation != world.generation:
                     return GenerationRefused(f"generation {world.generation} is in force")
                 world.base, world.checkpoint = base, checkpoint
-                world.base_taken(generation, first_epoch)
+                world.base_taken(generation, first_epoch, self._reset_to)
                 return BaseTaken()
             case AdoptCheckpoint(source, name, commits_above, plans_above):
                 found = world.checkpoints.get(source, Checkpoint())

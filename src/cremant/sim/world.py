@@ -127,9 +127,10 @@ class World(Engine):
                 scan.add(offset, peek(value.as_buffer(), INCARNATION))
         return scan
 
-    def base_taken(self, generation: int, first_epoch: int) -> None:
-        """A start of that generation is through with the log."""
-        self.reset_to = None
+    def base_taken(self, generation: int, first_epoch: int, reset_to: int | None) -> None:
+        """A start of that generation is through with the log, and has gone back to `reset_to`."""
+        if reset_to is not None:
+            self.reset_to = None
 
     # --- checkpoints ---
 

@@ -148,9 +148,9 @@ class UpsertWorld(World):
         for server in self.servers:
             server.rewound()
 
-    def base_taken(self, generation: int, first_epoch: int) -> None:
-        super().base_taken(generation, first_epoch)
-        if self.rewinds and not self.rewinds[-1].done:
+    def base_taken(self, generation: int, first_epoch: int, reset_to: int | None) -> None:
+        super().base_taken(generation, first_epoch, reset_to)
+        if reset_to is not None:
             done = msgspec.structs.replace(self.rewinds[-1], next_epoch=first_epoch, generation=generation)
             self.rewinds = (*self.rewinds[:-1], done)
 
