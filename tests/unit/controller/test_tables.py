@@ -276,7 +276,7 @@ def test_a_table_that_cannot_grow_or_be_trimmed_keeps_no_other_from_it(
     assert len(view.tables["gold"].partitions) == 2, "two replicas need two servers"
     trimmed: list[str] = []
     cluster.log.delete_topic(epoch_topic("gold", view.tables["gold"].record.incarnation))
-    monkeypatch.setattr("cremant.controller.housekeeping.trim_floor", lambda segments, visible: 1)
+    monkeypatch.setattr("cremant.controller.housekeeping.trim_floor", lambda segments, visible, *, snapshots: 1)
     monkeypatch.setattr(
         cluster.log, "trim", lambda topic, partition, floor: trimmed.append(cluster.log.topic(topic).name)
     )
