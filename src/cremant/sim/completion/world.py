@@ -14,7 +14,15 @@ from typing import Any, cast
 from cremant.controller.clock import Clock
 from cremant.controller.streams import Streams, T
 from cremant.log.api import Log
-from cremant.model.cluster import PartitionRecord, TableRecord, partition_key, segment_key, table_key
+from cremant.model.cluster import (
+    PartitionRecord,
+    PipelineRecord,
+    TableRecord,
+    partition_key,
+    pipeline_key,
+    segment_key,
+    table_key,
+)
 from cremant.model.completion import CompletionConfig
 from cremant.model.offsets import Position
 from cremant.model.schema import Schema
@@ -182,7 +190,9 @@ class World(Engine):
             ),
         )  # fmt: skip
         record = TableRecord(config=config, table_schema=Schema(name=TABLE, fields=()), incarnation=INCARNATION)
-        updates: list[Update] = [Put(table_key(TABLE), encode(record))]
+        updates: list[Update] = [
+            Put(table_key(TABLE), encode(record)), Put(pipeline_key(TABLE), encode(PipelineRecord()))
+        ]  # fmt: skip
         for partition, log in enumerate(self.logs):
             replicas = tuple(sorted(f"s{(partition + n) % options.servers}" for n in range(options.replication)))
             name = f"{TABLE}__{partition}__0__19700101T0000Z"
