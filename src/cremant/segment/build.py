@@ -37,6 +37,7 @@ from cremant.segment.checksum import ContentHash, file_checksum
 from cremant.segment.layout import BATCH_ROWS, ROW_COLUMNS, Alignment, stored_columns
 from cremant.segment.partitions import PartitionCollector
 from cremant.segment.stats import RangeCollector, time_range_ms
+from cremant.store.files import sync
 
 PARQUET_FILE = "rows.parquet"
 
@@ -115,10 +116,10 @@ def build_segment(
                 rows += group.num_rows
                 max_ingestion_ms = newest(max_ingestion_ms, pc.max(group.column(INGESTION_TIME)).as_py())
         if fsync:
-            _fsync(temporary)
+            sync(temporary)
         os.replace(temporary, path)
         if fsync:
-            _fsync(directory)
+            sync(directory)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise NoResource(f"cannot write {path}: {error}", hint="free disk space; the build is retried") from error
@@ -212,11 +213,3 @@ def newest(*times_ms: int | None) -> int | None:
     """The latest of the known times."""
     known = [time_ms for time_ms in times_ms if time_ms is not None]
     return max(known) if known else None
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

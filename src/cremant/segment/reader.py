@@ -34,6 +34,7 @@ from cremant.segment.build import PARQUET_FILE
 from cremant.segment.checksum import ContentHash, content_checksum, file_checksum
 from cremant.segment.index import INDEX_FILE, SegmentIndex, ensure_index, rebuild_index, sweep
 from cremant.segment.layout import BATCH_ROWS, scan_form
+from cremant.store.files import sync
 
 ARROW_FILE = "rows.arrow"
 MARKER_FILE = "segment.json"
@@ -103,7 +104,7 @@ def derive(
         if content.hexdigest() != checksum:
             raise Corrupt(f"{parquet}: content checksum is {content.hexdigest()}, expected {checksum}")
         if fsync:
-            _fsync(temporary)
+            sync(temporary)
         os.replace(temporary, arrow)
         marker = Marker(
             format=FORMAT,
@@ -247,18 +248,10 @@ def _write_marker(directory: Path, marker: Marker, *, fsync: bool) -> None:
     temporary = directory / (MARKER_FILE + ".tmp")
     temporary.write_bytes(msgspec.json.encode(marker))
     if fsync:
-        _fsync(temporary)
+        sync(temporary)
     os.replace(temporary, directory / MARKER_FILE)
     if fsync:
-        _fsync(directory)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(directory)
 
 
 __all__ = [

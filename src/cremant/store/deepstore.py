@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from cremant.model.errors import AlreadyExists, Corrupt, InvalidConfig, NoResource, NotFound, Unavailable
-from cremant.store.files import CHUNK_BYTES, copy_synced, discard, place, sync_directory, writing
+from cremant.store.files import CHUNK_BYTES, copy_synced, discard, place, sync, writing
 
 _PART = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.\-]*$")
 _TEMPORARY = ".tmp-"
@@ -230,7 +230,7 @@ class DirectoryStore:
             copy_synced(source, temporary)
             try:
                 place(temporary, target)
-                sync_directory(target.parent)
+                sync(target.parent)
             except FileExistsError:
                 if checksum_of(target) != checksum_of(temporary):
                     raise AlreadyExists(f"deep store object {name} exists with other bytes") from None

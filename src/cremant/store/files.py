@@ -70,7 +70,8 @@ def discard(temporary: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def sync_directory(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What a file, or the names in a directory, are now is on the disk when this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
