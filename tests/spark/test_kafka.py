@@ -316,9 +316,11 @@ def test_a_topic_that_was_created_again_stops_the_table(world: World, session: S
     world.produce(range(100), partitions=1)
     query = world.query(session)
     wait_for(lambda: world.closed_rows() == 100, 120)
+    stop(query)  # else it may look between the two, when the topic is deleted and no more
     world.stream.delete_topic(world.topic())
     world.stream.create_topic(world.topic(), 1)
     world.produce(range(500, 800), partitions=1)
+    query = world.query(session)
     wait_for(lambda: query.report().state == "failed", 120)
     assert "deleted and created again" in (query.report().error or "")
     check(world.read(), range(100))

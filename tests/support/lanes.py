@@ -33,16 +33,25 @@ def lanes_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.index(lane) if (lane := lane_of(item.nodeid)) in LANES else len(order))
 
 
+#: Rooms of the roles, whose tests run servers in threads.
+ROLES = ("broker", "cluster", "controller", "pipeline", "server", "shell")
+
 #: Message of a failure that is never a matter of time.
 WRONG = "wrong answers"
 
 
+#: Tests that start processes, threads and sockets and wait for them with deadlines.
+WAITING = ("tests/process/", "tests/spark/", "tests/contract/", *(f"tests/unit/{room}/" for room in ROLES))
+
+
 def once_more(items: list[pytest.Item]) -> None:
-    """Tests of real processes wait for them with deadlines, and what runs beside them may be slow: such a test has a
-    second try, which the summary counts. Wrong answers and broken rules have none."""
+    """What runs beside a test that waits may be slow: it has a second try, which the summary counts. Wrong answers and
+    broken rules have none; E-8 is a rule that a stream breaks, as tests make it."""
     for item in items:
-        if item.nodeid.startswith(("tests/process/", "tests/spark/", "tests/contract/log/")):
-            item.add_marker(pytest.mark.flaky(reruns=1, rerun_except=[WRONG, r"InvariantViolation|\b[EIU]-\d\b"]))
+        if item.nodeid.startswith(WAITING):
+            item.add_marker(
+                pytest.mark.flaky(reruns=1, rerun_except=[WRONG, r"InvariantViolation|\b(E-[1-7]|[IU]-\d)\b"])
+            )
 
 
 class Lanes(LoadScopeScheduling):
