@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,10 @@ class Locations:
         sub_rows = self.sub_rows[first:last] if self.sub_rows is not None else None
         return Locations.of(self.offsets[first:last], sub_rows)
 
+    def only(self, kept: npt.NDArray[np.bool_]) -> Locations:
+        """Those of some rows, numbered anew."""
+        return Locations.of(self.all_offsets()[kept], self.sub_rows[kept] if self.sub_rows is not None else None)
+
     def find(self, offsets: Int64s, sub_rows: Int32s) -> Int64s:
         """Row number per location, -1 where there is no such row."""
         if self.offsets is None:
@@ -109,10 +114,46 @@ def locations_of(batches: Iterable[pa.RecordBatch]) -> tuple[Locations, Int32s |
         sub_rows = None
     if _is_sorted(offsets, sub_rows):
         return Locations.of(offsets, sub_rows), None
-    order = np.lexsort((sub_rows, offsets)) if sub_rows is not None else np.argsort(offsets, kind="stable")
-    numbers = np.empty(len(order), np.int32)
-    numbers[order] = np.arange(len(order), dtype=np.int32)
-    return Locations.of(offsets[order], sub_rows[order] if sub_rows is not None else None), numbers
+    numbers = _counted(offsets, sub_rows)
+    if numbers is None:
+        order = np.lexsort((sub_rows, offsets)) if sub_rows is not None else np.argsort(offsets, kind="stable")
+        numbers = np.empty(len(order), np.int32)
+        numbers[order] = np.arange(len(order), dtype=np.int32)
+    return Locations.of(_in_order(offsets, numbers), _in_order(sub_rows, numbers)), numbers
+
+
+#: More offsets than so many per row are not counted.
+_SPAN_SHARE = 4
+
+
+def _counted(offsets: Int64s, sub_rows: Int32s | None) -> Int32s | None:
+    """Per row its number in (offset, sub-row) order, without sorting (a tenth of the time): rows below its offset, and
+    its sub-row. None where offsets are few and far between, or sub-rows of an offset are not 0, 1, 2, ..."""
+    first = int(offsets.min())
+    span = int(offsets.max()) - first + 1
+    at = offsets - first
+    if sub_rows is None and span == len(offsets):
+        return at.astype(np.int32)
+    if span > _SPAN_SHARE * len(offsets):
+        return None
+    counts = np.bincount(at, minlength=span).astype(np.int32)
+    numbers: Int32s = (np.cumsum(counts, dtype=np.int32) - counts)[at]
+    if sub_rows is not None:
+        if (sub_rows >= counts[at]).any():
+            return None
+        numbers += sub_rows
+    return numbers
+
+
+_Ints = TypeVar("_Ints", Int64s, Int32s, Int32s | None)
+
+
+def _in_order(values: _Ints, numbers: Int32s) -> _Ints:
+    if values is None:
+        return None
+    ordered = np.empty_like(values)
+    ordered[numbers] = values
+    return ordered
 
 
 def _is_sorted(offsets: Int64s, sub_rows: Int32s | None) -> bool:

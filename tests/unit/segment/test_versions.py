@@ -29,6 +29,27 @@ def batch_of(locations: list[tuple[int, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=["$offset", "$subRow"])
 
 
+LOCATED = st.one_of(
+    LOCATIONS,
+    # Each offset once, most of them there: what a segment has that is sorted by a column.
+    st.integers(1, 60).map(lambda rows: [(7 + row, 0) for row in range(rows)]),
+    st.sets(st.integers(0, 40), min_size=1).map(lambda offsets: [(offset, 0) for offset in sorted(offsets)]),
+    # Few and far between.
+    st.sets(st.integers(0, 2**40), min_size=1).map(lambda offsets: [(offset, 0) for offset in sorted(offsets)]),
+    # Messages of several rows; of some, not all were kept.
+    st.lists(st.integers(0, 3)).map(lambda rows: [(9 + at, sub) for at, n in enumerate(rows) for sub in range(n + 1)]),
+)
+
+
+@settings(deadline=None)
+@given(LOCATED.filter(bool), st.data())
+def test_rows_in_any_order_are_numbered_by_where_they_stand(locations: list[tuple[int, int]], data: Any) -> None:
+    order = data.draw(st.permutations(range(len(locations))))
+    found, numbers = locations_of([batch_of([locations[row] for row in order])])
+    assert (numbers if numbers is not None else np.arange(len(order))).tolist() == order
+    assert list(zip(found.all_offsets().tolist(), found.all_sub_rows().tolist(), strict=True)) == locations
+
+
 class Plain:
     """Row number -> [validFrom, validUntil or None]."""
 
