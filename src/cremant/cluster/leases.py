@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cremant.model.cluster import UNKEYED, PipelineRecord, Rewind
+from cremant.model.cluster import UNKEYED, Expiry, PipelineRecord, Rewind
 from cremant.model.errors import Conflict, Fenced
 from cremant.model.table import TableConfig
 
@@ -76,11 +76,12 @@ def with_keys(record: PipelineRecord, before: TableConfig, after: TableConfig) -
 
 def set_base(
     record: PipelineRecord, generation: int, base: int, checkpoint: str, *, first_epoch: int = 0, previous: int = 0,
-    rewound: Rewind | None = None, rebuild: int = 0, keyed: bool = False,
+    rewound: Rewind | None = None, rebuild: int = 0, keyed: bool = False, expire_before_ms: int | None = None,
 ) -> PipelineRecord:  # fmt: skip
     """`rewound`: its Resets are in the log. `rebuild`: a fresh checkpoint is begun for it. `keyed`: the first epoch
-    gives the table its keys, unless an epoch up to `previous` has. Raises Fenced for a generation that is not in
-    force, Conflict for a base that would shrink."""
+    gives the table its keys, unless an epoch up to `previous` has; then, if it is a seed, keys of before
+    `expire_before_ms` expire in it. Raises Fenced for a generation that is not in force, Conflict for a base that would
+    shrink."""
     if generation != record.generation:
         raise Fenced(f"base refused: generation {generation} is not in force, {record.generation} is")
     if base < record.base:
@@ -89,10 +90,17 @@ def set_base(
     if rewound is not None and record.rewind == rewound:
         done = msgspec.structs.replace(rewound, generation=generation, next_epoch=first_epoch)
         rewinds = (*rewinds[:-1], done)
-    keyed_from = record.keyed_from
+    keyed_from, expiry = record.keyed_from, record.expiry
+    if keyed and begins_with_seed(base, first_epoch, previous) and not (keyed_from is None or keyed_from > previous):
+        expiry = expiry if expire_before_ms is None else Expiry(epoch=first_epoch, before_ms=expire_before_ms)
     if keyed and (keyed_from is None or keyed_from > previous):
         keyed_from = first_epoch
     return msgspec.structs.replace(
         record, base=base, checkpoint=checkpoint, rewinds=rewinds, keyed_from=keyed_from,
-        rebuilds_begun=max(record.rebuilds_begun, rebuild),
+        rebuilds_begun=max(record.rebuilds_begun, rebuild), expiry=expiry,
     )  # fmt: skip
+
+
+def begins_with_seed(base: int, first_epoch: int, previous: int) -> bool:
+    """Of a run that keeps keys: ids of batches begin anew, behind an epoch."""
+    return previous > 0 and base == first_epoch

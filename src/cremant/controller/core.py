@@ -90,7 +90,9 @@ class Controller:
         self.tables = Tables(
             self.catalog, self.instances, self.streams, deep_store, self.clock, servers_grace_ms=servers_grace_ms
         )
-        self.pipelines = Pipelines(self.catalog, self.instances, self.clock)
+        self.pipelines = Pipelines(
+            self.catalog, self.instances, self.clock, lambda: self.janitor.retention_now_ms()
+        )  # fmt: skip
         self.commits = Commits(self.catalog, self.instances, self.clock)
         self.rebalances = Rebalances(self.catalog, self.instances, self.clock)
         self.force_commits = ForceCommits(self.catalog, self.instances, self.streams, self.clock)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cremant.cluster.retention import expired
+from cremant.cluster.retention import expired, hidden
 from cremant.completion.copies import trim_floor
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
@@ -22,9 +22,9 @@ from cremant.controller.objects import Objects
 from cremant.controller.streams import Round, Streams
 from cremant.controller.tables import Tables
 from cremant.log.api import Log
-from cremant.model.cluster import segment_key
+from cremant.model.cluster import Expiry, TableRecord, TailReport, segment_key
 from cremant.model.errors import CremantError, PeerError
-from cremant.model.limits import HEARTBEAT_MS
+from cremant.model.limits import HEARTBEAT_MS, QUERY_TIMEOUT_MS, UPSERT_EXPIRY_PATIENCE_MS
 from cremant.model.names import epoch_topic
 from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.shell.logs import cause, log_event, log_failure
@@ -112,6 +112,8 @@ class Janitor:
         self._objects = objects
         self._clock = clock
         self._retention_from_ms = 0
+        #: Incarnation -> the last expiry that all servers have applied, and since when.
+        self._expiries: dict[str, tuple[Expiry, int]] = {}
 
     def doubt_clock(self, last_alive_ms: int) -> None:
         """At a start; `last_alive_ms`: when a controller of this store was last known to live."""
@@ -137,16 +139,40 @@ class Janitor:
         """Deletes segments past their table's retention. Records go first, bytes after: a crash in between leaves
         objects that no record names, which are swept. Of a wall clock that jumped and our own clock, the
         earlier one counts."""
-        count = 0
-        now_ms = min(self._clock.now_ms(), self._clock.wall_ms())
-        if self._clock.now_ms() < self._retention_from_ms:
+        count, now_ms = 0, self.retention_now_ms()
+        if now_ms is None:
             return 0
         for name, record in sorted(self._catalog.tables.items()):
             with self._catalog.lock:
                 segments = self._catalog.segments.get(name, {})
                 due = expired(segments.values(), record.config.retention_ms, now_ms)
+                if due and record.config.upsert is not None and record.config.upsert.retained_ms is not None:
+                    late = expired(due, record.config.retention_ms, now_ms - UPSERT_EXPIRY_PATIENCE_MS)
+                    due = [*late, *(one for one in hidden(due, self._applied_expiry(record)) if one not in late)]
             count += self.delete_segments(name, due)
         return count
+
+    def retention_now_ms(self) -> int | None:
+        """What retention goes by; None while the clock is in doubt."""
+        if self._clock.now_ms() < self._retention_from_ms:
+            return None
+        return min(self._clock.now_ms(), self._clock.wall_ms())
+
+    def _applied_expiry(self, record: TableRecord) -> Expiry | None:
+        """The table's last one, once every server has applied it for so long that nobody asks for what was before."""
+        name, upsert = record.config.name, record.config.upsert
+        expiry, seen = self._catalog.pipelines[name].expiry, self._expiries.get(record.incarnation)
+        if expiry is None or upsert is None:
+            return None
+        if seen is None or seen[0] != expiry:
+            tails = self._instances.tails(name, record.incarnation)
+            if not all(
+                (servers := tails.get(str(partition))) and all(_has_applied(tail, expiry) for tail in servers.values())
+                for partition in self._catalog.partitions.get(name, {})
+            ):
+                return None
+            seen = self._expiries[record.incarnation] = expiry, self._clock.now_ms()
+        return expiry if self._clock.now_ms() - seen[1] >= max(upsert.history_ms, QUERY_TIMEOUT_MS) else None
 
     def delete_segments(self, table: str, segments: list[SegmentMetadata]) -> int:
         """Sealed segments only; those that are gone meanwhile are skipped."""
@@ -194,3 +220,7 @@ class Janitor:
 
         if floors:
             self._streams.of_epochs(trim)
+
+
+def _has_applied(tail: TailReport, expiry: Expiry) -> bool:
+    return tail.versions is not None and tail.versions.closed >= expiry.epoch

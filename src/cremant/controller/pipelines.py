@@ -9,6 +9,7 @@ of the earlier run was.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,7 +19,13 @@ from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
 from cremant.model.cluster import PipelineRecord, pipeline_key
 from cremant.model.errors import Fenced, UserError
-from cremant.model.limits import PIPELINE_LEASE_MS, STANDBY_PATIENCE_MS, UPSERT_TTL_EVERY_MS
+from cremant.model.limits import (
+    PIPELINE_LEASE_MS,
+    STANDBY_PATIENCE_MS,
+    UPSERT_TTL_EVERY_MIN_MS,
+    UPSERT_TTL_EVERY_MS,
+)
+from cremant.model.table import TableConfig
 from cremant.shell.logs import log_event
 from cremant.wire.messages import (
     BaseRequest,
@@ -32,7 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class Pipelines:
-    def __init__(self, catalog: Catalog, instances: Instances, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, instances: Instances, clock: Clock, retention_now_ms: Callable[[], int | None]
+    ) -> None:
+        """`retention_now_ms`: what retention goes by; None = the clock is in doubt, nothing expires."""
+        self._retention_now_ms = retention_now_ms
         self._catalog = catalog
         self._instances = instances
         self._clock = clock
@@ -85,7 +96,14 @@ class Pipelines:
                 generation=granted.generation, base=granted.base, checkpoint=granted.checkpoint, rewind=granted.rewind,
                 rebuild=granted.rebuilds_asked if granted.rebuilds_asked > granted.rebuilds_begun else 0,
                 keyed_from=granted.keyed_from,
+                expire_before_ms=self._expire_before_ms(self._catalog.tables[request.table].config),
             )  # fmt: skip
+
+    def _expire_before_ms(self, config: TableConfig) -> int | None:
+        """Where the retention of keys begins, for those that live as long as the table's rows."""
+        retained_ms = config.upsert.retained_ms if config.upsert is not None else None
+        now_ms = self._retention_now_ms()
+        return None if retained_ms is None or now_ms is None else now_ms - retained_ms
 
     def base(self, request: BaseRequest) -> GenerationReply:
         with self._catalog.lock:
@@ -93,8 +111,10 @@ class Pipelines:
             changed = leases.set_base(
                 record, request.generation, request.base, request.checkpoint, first_epoch=request.first_epoch,
                 previous=request.previous, rewound=request.rewound, rebuild=request.rebuild, keyed=request.keyed,
+                expire_before_ms=request.expire_before_ms,
             )  # fmt: skip
-            if request.rebuild:
+            seeds = leases.begins_with_seed(request.base, request.first_epoch, request.previous)
+            if request.rebuild or (request.keyed and seeds):
                 changed = msgspec.structs.replace(changed, rebuilt_ms=self._clock.now_ms())
             if changed != record:
                 self._write(request.table, changed)
@@ -114,17 +134,12 @@ class Pipelines:
             return record.rebuilds_asked
 
     def expire_keys(self) -> None:
-        """Keys past their TTL go with a rebuild, once a day."""
+        """Keys past their TTL, and those whose rows went with their segments, go with a rebuild, once a day."""
         for name, record in sorted(self._catalog.tables.items()):
-            upsert, pipeline = record.config.upsert, self._catalog.pipelines.get(name)
-            if (
-                upsert is None
-                or pipeline is None
-                or record.paused
-                or (upsert.ttl is None and upsert.deleted_ttl is None)
-            ):
+            pipeline, every_ms = self._catalog.pipelines.get(name), _expires_every_ms(record.config)
+            if pipeline is None or every_ms is None or record.paused or not record.enabled:
                 continue
-            if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) >= UPSERT_TTL_EVERY_MS:
+            if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) >= every_ms:
                 self.ask_rebuild(name)
 
     def _is_replaced(self, holder: str) -> bool:
@@ -134,3 +149,12 @@ class Pipelines:
     def _write(self, table: str, record: PipelineRecord) -> None:
         self._catalog.commit({pipeline_key(table): record})
         self._renewed_until_ms[table] = record.lease_until_ms
+
+
+def _expires_every_ms(config: TableConfig) -> int | None:
+    """How often a table's keys are looked through for those that are to go; None: never. Rows that are past their time
+    stay for as long as that besides."""
+    upsert, retention_ms = config.upsert, config.retention_ms
+    if upsert is None or (upsert.ttl is None and upsert.deleted_ttl is None and retention_ms is None):
+        return None
+    return min(UPSERT_TTL_EVERY_MS, max(UPSERT_TTL_EVERY_MIN_MS, retention_ms or UPSERT_TTL_EVERY_MS))

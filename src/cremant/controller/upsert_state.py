@@ -61,6 +61,7 @@ def _config(config: UpsertConfig, key: tuple[str, ...]) -> dict[str, Any]:
         "nullKey": str(config.null_key),
         "metadataTTL": config.ttl,
         "deletedKeysTTL": config.deleted_ttl,
+        "retentionMs": config.retained_ms,
         "historyMs": config.history_ms,
     }
 

@@ -101,6 +101,13 @@ class Rewind(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 UNKEYED = 2**62
 
 
+class Expiry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """From `epoch` on no row in force that was taken before it is of before `before_ms` (in the time column)."""
+
+    epoch: int
+    before_ms: int
+
+
 class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Lease and fencing of a table's pipeline. `epoch = base + batch id` of the Spark query (E-5: only grows)."""
 
@@ -116,6 +123,8 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     rebuilds_asked: int = 0
     rebuilds_begun: int = 0
     rebuilt_ms: int = 0
+    #: Keys past the table's retention: the last seed whose epoch hides rows of before that time; closed or not.
+    expiry: Expiry | None = None
     #: Oldest first, at most REWINDS_KEPT_MAX; only the last may not be done yet.
     rewinds: tuple[Rewind, ...] = ()
 

@@ -261,6 +261,11 @@ REGISTRY_SCHEMAS_MAX = 1_000
 SEED_PAGE_DEADLINE_MS = 60_000
 #: Keys past their TTL go with a rebuild of the coordinator's state, which happens so often: once a day.
 UPSERT_TTL_EVERY_MS = 24 * 3_600_000
+#: Where rows are kept for less than a day, as often as that, but not more often than so: ingestion waits meanwhile.
+UPSERT_TTL_EVERY_MIN_MS = 3_600_000
+#: A segment past its retention waits so long at most for the rebuild that hides its rows first (a paused table has
+#: none): two that failed, and the next.
+UPSERT_EXPIRY_PATIENCE_MS = 3 * UPSERT_TTL_EVERY_MS
 #: An idle table says so this often; its freshness is at most this plus a poll of the server.
 PIPELINE_IDLE_MS = 250
 #: Five renewals per lease (PIPELINE_LEASE_MS): four may be lost.

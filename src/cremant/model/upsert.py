@@ -36,6 +36,9 @@ class UpsertConfig(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float | None = None
     #: The same for tombstones (`deletedKeysTTL`); None: as `ttl`.
     deleted_ttl: float | None = None
+    #: The TTL of a table that names none: its retention, if the comparison column is the time column and a number. Goes
+    #: by the controller's clock, as the retention of segments does; None: not so.
+    retained_ms: int | None = None
     #: How long what was visible can still be asked for (`asOfEpoch`, late brokers); versions are kept that long.
     history_ms: int = 60_000
 

@@ -19,6 +19,7 @@ from cremant.model.names import KAFKA_OFFSET
 from cremant.model.schema import DataType, Schema
 from cremant.model.table import CremantConfig, TableConfig, TransformConfig, UpsertTuning
 from cremant.model.table_keys import UPSERT_CHOICES
+from cremant.model.timeformat import parse_time_format
 from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 
 #: Where users find what is meant.
@@ -144,12 +145,33 @@ def _ttl(section: dict[str, Any], key: str) -> float | None:
 
 
 def completed_by(schema: Schema, config: TableConfig) -> TableConfig:
-    """The config with what its schema adds: an upsert table if only the schema says so, and offsets for a column
-    `KafkaOffset`. Raises InvalidConfig where the two contradict."""
+    """The config with what its schema adds: an upsert table if only the schema says so, the TTL of its keys, and
+    offsets for a column `KafkaOffset`. Raises InvalidConfig where the two contradict."""
     config = _with_semantic_of(schema, config)
+    return config if config.upsert is None else _with_offsets(schema, _with_retention(schema, config, config.upsert))
+
+
+def _with_retention(schema: Schema, config: TableConfig, upsert: UpsertConfig) -> TableConfig:
+    """Keys live as long as the table's rows, unless `metadataTTL` says how long (0: as long as their segments)."""
+    section, field = config.raw_json.get("upsertConfig") or {}, schema.field(config.time_column)
+    if (
+        config.retention_ms is None
+        or section.get("metadataTTL") is not None
+        or upsert.comparison_columns != (config.time_column,)
+        or field is None
+        or field.data_type not in _NUMERIC
+        or field.format is None
+        or parse_time_format(field.format, field.name).pattern is not None
+    ):
+        return config
+    kept = msgspec.structs.replace(upsert, retained_ms=config.retention_ms)
+    return msgspec.structs.replace(config, upsert=kept)
+
+
+def _with_offsets(schema: Schema, config: TableConfig) -> TableConfig:
     field = schema.field(KAFKA_OFFSET)
     filled = any(transform.column == KAFKA_OFFSET for transform in config.transforms)
-    if config.upsert is None or field is None or field.data_type is not DataType.LONG or filled:
+    if field is None or field.data_type is not DataType.LONG or filled:
         return config
     stream, offset = config.stream, TransformConfig(column=KAFKA_OFFSET, function='"__metadata$offset"')
     properties = stream.properties | {f"stream.{stream.stream_type}.metadata.populate": "true"}

@@ -202,7 +202,9 @@ class TableQuery:
             raise PeerError(f"table {table.name}: the messages of epoch {plan.previous} are gone, its keys are rebuilt")
         seeding = None
         if needs_seed(table.record, plan):
-            seeding = plan_seed(table, plan, starting.keyed_from, self._brokers())
+            seeding = plan_seed(
+                table, plan, starting.keyed_from, self._brokers(), expire_before_ms=starting.expire_before_ms
+            )
             log_event(_log, "keys are rebuilt from the table", table=table.name, epoch=plan.previous, seed=seeding.seed)
         run = Run(
             self._session(), stream, epochs, self._settings, table, plan, self._run_dir, self._totals, seeding=seeding

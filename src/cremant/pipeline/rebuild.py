@@ -171,7 +171,8 @@ def without_expired(rows: pa.RecordBatch, record: TableRecord, seed: SeedPlan) -
     assert upsert is not None
     if seed.expired_below is None and seed.deleted_below is None:
         return rows, rows.slice(0, 0)
-    values = rows.column(upsert.comparison_columns[0]).cast(pa.float64()).to_numpy(zero_copy_only=False)
+    # Not Arrow's cast, which refuses whole numbers that a double cannot hold exactly (nanoseconds).
+    values = rows.column(upsert.comparison_columns[0]).to_numpy(zero_copy_only=False).astype(np.float64)
     expired = np.zeros(len(values), dtype=bool)
     if seed.expired_below is not None:
         expired |= values < seed.expired_below

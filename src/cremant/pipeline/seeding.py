@@ -15,6 +15,7 @@ import msgspec
 from cremant.epoch.protocol import RunPlan
 from cremant.model.cluster import TableRecord, TableView
 from cremant.model.errors import Unavailable
+from cremant.model.timeformat import parse_time_format
 from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.plan import SeedPlan
 from cremant.pipeline.rebuild import Brokers
@@ -33,9 +34,13 @@ def needs_seed(record: TableRecord, plan: RunPlan) -> bool:
     return record.config.upsert is not None and plan.fresh and plan.previous > 0
 
 
-def plan_seed(table: TableView, plan: RunPlan, keyed_from: int | None, brokers: Sequence[str]) -> Seeding:
-    """`keyed_from`: the epoch that gave the table its keys, as far as is known. Raises Unavailable: there is no
-    broker, or none tells how far the comparison column goes, where a TTL is measured by it."""
+def plan_seed(
+    table: TableView, plan: RunPlan, keyed_from: int | None, brokers: Sequence[str], *,
+    expire_before_ms: int | None = None,
+) -> Seeding:  # fmt: skip
+    """`keyed_from`: the epoch that gave the table its keys, as far as is known. `expire_before_ms`: where the table's
+    retention begins, if that is the TTL of keys. Raises Unavailable: there is no broker, or none tells how far the
+    comparison column goes, where a TTL is measured by it."""
     upsert = table.record.config.upsert
     assert upsert is not None
     if not brokers:
@@ -45,6 +50,8 @@ def plan_seed(table: TableView, plan: RunPlan, keyed_from: int | None, brokers: 
         )
     all_rows = keyed_from is None or keyed_from > plan.previous
     seed = SeedPlan(epoch=plan.previous, all_rows=all_rows)
+    if not all_rows and expire_before_ms is not None:
+        seed = _with_retention(seed, table.record, expire_before_ms)
     if not all_rows and (upsert.ttl is not None or upsert.deleted_ttl is not None):
         seed = _with_bounds(seed, _newest(table.record, upsert, plan.previous, brokers), upsert)
     return Seeding(seed, first_offsets(table, plan.start), tuple(brokers))
@@ -74,12 +81,20 @@ def _newest(record: TableRecord, upsert: UpsertConfig, epoch: int, brokers: Sequ
     return float(answer.column(1)[0].as_py())
 
 
+def _with_retention(seed: SeedPlan, record: TableRecord, before_ms: int) -> SeedPlan:
+    field = record.table_schema.field(record.config.time_column)
+    assert field is not None
+    assert field.format is not None
+    below = before_ms / parse_time_format(field.format, field.name).size_ms
+    return msgspec.structs.replace(seed, expired_below=below, deleted_below=below)
+
+
 def _with_bounds(seed: SeedPlan, newest: float | None, upsert: UpsertConfig) -> SeedPlan:
     if newest is None:
         return seed
     deleted_ttl = upsert.deleted_ttl if upsert.deleted_ttl is not None else upsert.ttl
     return msgspec.structs.replace(
         seed,
-        expired_below=None if upsert.ttl is None else newest - upsert.ttl,
-        deleted_below=None if deleted_ttl is None else newest - deleted_ttl,
+        expired_below=seed.expired_below if upsert.ttl is None else newest - upsert.ttl,
+        deleted_below=seed.deleted_below if deleted_ttl is None else newest - deleted_ttl,
     )

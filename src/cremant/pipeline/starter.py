@@ -145,6 +145,8 @@ class StartDriver:
         self.rebuild = 0
         #: Since when the table has keys, before this start.
         self.keyed_from: int | None = None
+        #: A seed leaves out keys of before then.
+        self.expire_before_ms: int | None = None
         self._is_keyed = table.record.config.upsert is not None
         self._forget = forget
 
@@ -212,6 +214,7 @@ class StartDriver:
             # The log would be scanned from segments that the rewind has taken back, and the epoch not be found.
             return EffectFailed(f"this process has not heard yet of the rewind to epoch {reply.rewind.to_epoch}")
         self.rewound, self.rebuild, self.keyed_from = reply.rewind, reply.rebuild, reply.keyed_from
+        self.expire_before_ms = reply.expire_before_ms
         reset_to = reply.rewind.to_epoch if reply.rewind is not None else None
         forget = self._forget or self.rebuild > 0
         return start.GenerationTaken(reply.generation, "" if forget else reply.checkpoint, reset_to)
@@ -220,7 +223,7 @@ class StartDriver:
         request = BaseRequest(
             table=self._table.name, incarnation=self._incarnation, generation=taken.generation, base=taken.base,
             checkpoint=taken.checkpoint, first_epoch=taken.first_epoch, previous=taken.previous, rewound=self.rewound,
-            rebuild=self.rebuild, keyed=self._is_keyed,
+            rebuild=self.rebuild, keyed=self._is_keyed, expire_before_ms=self.expire_before_ms,
         )  # fmt: skip
         try:
             self._controller.call(BASE_PATH, request, dict[str, Any])

@@ -198,7 +198,7 @@ class GenerationRequest(Message, frozen=True, kw_only=True):
 
 class GenerationReply(Message, frozen=True, kw_only=True):
     """`rewind`: to be carried out by this start. `rebuild`: number of the rebuild of the key coordinator's state that
-    is to be begun; 0 = none. `keyed_from`: as in the record."""
+    is to be begun; 0 = none. `keyed_from`: as in the record. `expire_before_ms`: a seed leaves out older keys."""
 
     generation: int
     base: int
@@ -206,13 +206,14 @@ class GenerationReply(Message, frozen=True, kw_only=True):
     rewind: Rewind | None = None
     rebuild: int = 0
     keyed_from: int | None = None
+    expire_before_ms: int | None = None
 
 
 class BaseRequest(Message, frozen=True, kw_only=True):
     """POST /internal/v1/pipeline/base: sets base and checkpoint directory if `generation` is in force (else 409).
 
     `first_epoch`: of the first new batch, `previous`: the last closed one. `rewound`, `rebuild`: what this start has
-    carried out, begun. `keyed`: the run keeps a key coordinator's state."""
+    carried out, begun. `keyed`: the run keeps a key coordinator's state. `expire_before_ms`: as granted."""
 
     table: str
     incarnation: str
@@ -224,6 +225,7 @@ class BaseRequest(Message, frozen=True, kw_only=True):
     rewound: Rewind | None = None
     rebuild: int = 0
     keyed: bool = False
+    expire_before_ms: int | None = None
 
 
 # --- broker -> server: POST /internal/v1/query ---

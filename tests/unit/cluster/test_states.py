@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from cremant.cluster.partitions import open_partition
-from cremant.cluster.retention import expired
+from cremant.cluster.retention import expired, hidden
 from cremant.cluster.states import external_view, ideal_state, new_copies
-from cremant.model.cluster import InstanceReport, SegmentReport, TailReport
-from cremant.model.offsets import Watermark
+from cremant.model.cluster import Expiry, InstanceReport, SegmentReport, TailReport
+from cremant.model.offsets import Position, Watermark
 from cremant.model.segments import Copy, ReplicaState, SegmentMetadata, SegmentStatus
 
 RECORD, OPEN = open_partition("t", 0, 0, ("s1", "s2"), 0)
@@ -103,3 +103,11 @@ def test_retention_takes_sealed_segments_whose_newest_row_is_too_old() -> None:
     old, young, timeless = _done(1, max_time_ms=99), _done(2, max_time_ms=100), _done(3, created_ms=50)
     assert [s.sequence for s in expired([timeless, young, old, OPEN], 900, 1000)] == [1, 3]
     assert expired([old], None, 10**9) == []
+
+
+def test_where_keys_expire_a_segment_is_hidden_once_all_of_its_rows_were_there_to_expire() -> None:
+    end = Position(log_offset=9, epoch=7, generation=1, next_offset=9)
+    old, young = _done(1, max_time_ms=99, end=end), _done(2, max_time_ms=100, end=end)
+    assert [s.sequence for s in hidden([young, old], Expiry(epoch=8, before_ms=100))] == [1]
+    assert hidden([old], Expiry(epoch=7, before_ms=100)) == [], "it holds rows of the seed's own epoch or later"
+    assert hidden([old], None) == []

@@ -162,7 +162,7 @@ def test_before_anything_is_known_nothing_is_claimed(cluster: Cluster) -> None:
     assert [state[key] for key in ("epoch", "lowWaterMark", "horizon", "keys", "superseded")] == [None] * 5
     assert state["config"] == {
         "primaryKeyColumns": ["user_id"], "comparisonColumns": ["ts"], "deleteRecordColumn": None, "nullKey": "reject",
-        "metadataTTL": None, "deletedKeysTTL": None, "historyMs": 60_000,
+        "metadataTTL": None, "deletedKeysTTL": None, "retentionMs": None, "historyMs": 60_000,
     }  # fmt: skip
     assert state["coordinator"]["rebuilding"] is False
 

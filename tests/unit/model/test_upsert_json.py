@@ -64,6 +64,26 @@ def checked(upsert: dict[str, Any] | None, of: Schema | None = None, **more: Any
     return config
 
 
+RETENTION = {"timeColumnName": "ts", "retentionTimeUnit": "DAYS", "retentionTimeValue": "2"}
+
+
+def test_keys_live_as_long_as_rows_unless_their_ttl_is_named() -> None:
+    def retained(upsert: dict[str, Any], of: Schema | None = None) -> int | None:
+        found = checked(upsert, of, segmentsConfig=RETENTION).upsert
+        assert found is not None
+        return found.retained_ms
+
+    assert retained(FULL) == 2 * 86_400_000
+    assert retained(FULL | {"metadataTTL": 5}) is None
+    assert retained(FULL | {"metadataTTL": 0}) is None, "for as long as their segments"
+    assert retained(FULL | {"comparisonColumns": ["version"]}) is None, "no time"
+    text = {"name": "ts", "dataType": "STRING", "format": "SIMPLE_DATE_FORMAT|yyyyMMdd", "granularity": "1:DAYS"}
+    assert retained(FULL, schema(dateTimeFieldSpecs=[text])) is None
+    without = checked(FULL).upsert
+    assert without is not None
+    assert without.retained_ms is None, "rows are kept for ever"
+
+
 def test_rows_are_compared_by_the_time_column_unless_others_are_named() -> None:
     assert checked(FULL).upsert == UpsertConfig(comparison_columns=("ts",))
     assert checked({}).upsert == checked({"mode": "full"}).upsert == checked(FULL).upsert

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -23,6 +24,7 @@ from cremant.model.table import FlushConfig, StreamConfig, TableConfig
 from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.plan import SeedPlan, SeedShare, Wanted, initial_plan, is_initial, seed_plan, seed_shares
 from cremant.pipeline.rebuild import Brokers, deletes, page_sql, read_page, without_expired
+from cremant.pipeline.seeding import _with_retention
 
 SHARE = SeedShare(1, 100, 200)
 SEED = SeedPlan(epoch=7)
@@ -167,6 +169,21 @@ def test_what_expired_is_left_out_and_deleted() -> None:
     updates = deletes(expired, 1)
     assert updates.offset.tolist() == [100, 101, 103]
     assert set(updates.partition.tolist()) == {1}
+
+
+def test_bounds_of_keys_are_in_units_of_the_time_column() -> None:
+    made = record(delete="gone")
+    for written, below in (("TIMESTAMP", 86_400_000.0), ("1:SECONDS:EPOCH", 86_400.0), ("EPOCH|DAYS|1", 1.0)):
+        at = FieldSpec(name="at", data_type=DataType.LONG, field_type=FieldType.DATE_TIME, format=written)
+        schema = msgspec.structs.replace(made.table_schema, fields=(made.table_schema.fields[0], at))
+        seed = _with_retention(SEED, msgspec.structs.replace(made, table_schema=schema), 86_400_000)
+        assert (seed.expired_below, seed.deleted_below) == (below, below)
+
+
+def test_times_that_a_double_cannot_hold_exactly_expire_too() -> None:
+    rows = pa.RecordBatch.from_pydict({"at": pa.array([1_700_000_000_000_000_001, 1_800_000_000_000_000_001])})
+    stays, expired = without_expired(rows, record(), SeedPlan(epoch=7, expired_below=1.75e18))
+    assert (stays.num_rows, expired.num_rows) == (1, 1)
 
 
 @pytest.mark.parametrize(
