@@ -43,6 +43,7 @@ from cremant.model.errors import Corrupt, NoResource, NotFound
 from cremant.model.offsets import Position
 from cremant.segment.locations import Int32s, Locations
 from cremant.segment.versions import Versions
+from cremant.store.files import sync
 
 VERSIONS_FILE = "versions.bin"
 #: How far the snapshot is known to be unchanged.
@@ -233,10 +234,11 @@ def _replace(path: Path, data: bytes, *, fsync: bool) -> None:
     try:
         with temporary.open("wb") as file:
             file.write(data)
-            if fsync:
-                file.flush()
-                os.fsync(file.fileno())
+        if fsync:
+            sync(temporary)
         os.replace(temporary, path)
+        if fsync:
+            sync(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise NoResource(f"cannot write {path}: {error}", hint="free disk space; it is retried") from error

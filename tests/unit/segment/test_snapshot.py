@@ -173,3 +173,18 @@ def test_a_file_that_is_missing_or_damaged_is_named(disk: Disk) -> None:
     with pytest.raises(Corrupt, match=str(path)):
         disk.read()
     assert not list(disk.directory.glob("*.tmp"))
+
+
+def test_a_snapshot_and_its_name_are_on_the_disk_before_anybody_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log behind it may be trimmed then."""
+    synced: list[Path] = []
+    monkeypatch.setattr(snapshots, "sync", lambda path: synced.append(path))
+    made = Snapshot(_versions(10), AT)
+    snapshots.write(tmp_path, made, segment=NAME, checksum=CHECKSUM, fsync=True)
+    snapshots.unchanged(tmp_path, AT, AT, fsync=True)
+    assert [path.name for path in synced] == ["versions.bin.tmp", tmp_path.name, "versions.json.tmp", tmp_path.name]
+    synced.clear()
+    snapshots.write(tmp_path, made, segment=NAME, checksum=CHECKSUM, fsync=False)
+    assert not synced
