@@ -98,12 +98,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 @dataclass(slots=True)
 class Behaviour:
     """Of one server. `delay_s` passes before it answers; `behind` is what it says; `refuse`: HTTP 500; `reply`: its
-    body, whatever it is asked."""
+    body, whatever it is asked; `lost_until_s`: up to then it says that it no longer knows the epoch."""
 
     delay_s: float = 0.0
     behind: bool = False
     error_code: int = 0
     refuse: bool = False
+    lost_until_s: float = 0.0
     reply: bytes | None = None
     asked: list[ServerQuery] = field(default_factory=list)
     #: What it has closed, if the table is an upsert table.
@@ -134,6 +135,8 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
         known = {tail.partition: behaviour.board.state("abc", tail.partition) for tail in query.tails}
         late = tuple(number for number, state in known.items() if state is None or state.closed < epoch)
         refused = tuple(number for number, state in known.items() if state is not None and state.horizon > epoch)
+        if time.monotonic() < behaviour.lost_until_s:
+            refused = tuple(known)
         horizon = max((state.horizon for state in known.values() if state is not None), default=0)
         wanted = tuple(tail for tail in wanted if tail.partition not in {*late, *refused})
     pieces = [_piece(tail.partition, kit.rows[tail.partition], query.cut) for tail in wanted]

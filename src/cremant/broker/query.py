@@ -38,6 +38,7 @@ from cremant.broker.response import BrokerResponse, Result
 from cremant.broker.results import encoded, explain, page
 from cremant.broker.room import Admission, Room
 from cremant.broker.scatter import Errand, Network
+from cremant.broker.tables import stores_nulls, table_info
 from cremant.broker.trace import trace_info
 from cremant.cluster.gather import Gather
 from cremant.cluster.gather_messages import QueryException
@@ -56,9 +57,9 @@ from cremant.model.limits import (
 )
 from cremant.model.query_codes import QueryCode
 from cremant.segment.layout import scan_schema
-from cremant.sql.binder import TableInfo
+from cremant.shell.backoff import Backoff
 from cremant.sql.plan import Plan
-from cremant.sql.planner import Planner, find_table, flag
+from cremant.sql.planner import Planner, flag
 from cremant.wire.messages import ServerAnswer
 
 _log = logging.getLogger(__name__)
@@ -71,8 +72,10 @@ _INLINE_ROWS_MAX = 100
 #: Time to reduce what arrived after the time of the query was spent on waiting for the rest; and, for what cannot be
 #: stopped by a deadline of its own (planning, encoding), before it is given up.
 _GRACE_S = 1.0
-#: Cuts that a query of an upsert table tries: a second one if servers have let go of the first meanwhile.
-_CUTS_MAX = 3
+#: Cuts that a query of an upsert table tries, another one if servers have let go of the one before meanwhile; and the
+#: pause between two, which grows: after a rewind servers and brokers hear of it within some tens of ms.
+_CUTS_MAX = 6
+_CUT_PAUSE_MS, _CUT_PAUSE_MAX_MS = 20, 200
 
 
 @dataclass(slots=True)
@@ -295,7 +298,9 @@ class QueryService:
         is_upsert = record.config.upsert is not None
         if is_upsert:
             await self.epochs.begin(routes, deadline_s)
+        pauses = Backoff(_CUT_PAUSE_MS, _CUT_PAUSE_MAX_MS)
         for left in reversed(range(_CUTS_MAX)):
+            pause_s = pauses.next_ms() / 1000
             wishes = wishes_of(plan.options, routes.table, self._shown_of(record.incarnation))
             marks = self.epochs.marks(routes.table, plan.options) if is_upsert else None
             if is_upsert:
@@ -309,7 +314,10 @@ class QueryService:
             if parts.needed:
                 errand = Errand(response.request_id, plan, routes.table.name, record.incarnation, shape, room)
                 await self.network.scatter(gather, errand)
-            if not gather.stale or (view := self.view()) is None or routes.table.name not in view.tables:
+            if not gather.stale or time.monotonic() + pause_s >= deadline_s:
+                break
+            await asyncio.sleep(pause_s)
+            if (view := self.view()) is None or routes.table.name not in view.tables:
                 break
             routes = self.routes(routes.table.name)
         if gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
@@ -379,21 +387,3 @@ def _shape(plan: Plan) -> Hashable:
     """What queries of similar cost have in common: literals differ."""
     terms = tuple((term.column, term.op) for term in plan.prune)
     return (plan.table, plan.shape, plan.columns, len(plan.result), terms)
-
-
-def stores_nulls(table: TableView) -> bool:
-    return table.record.config.null_handling or table.record.table_schema.enable_column_based_null_handling
-
-
-def table_info(view: ClusterView | None, name: str) -> TableInfo:
-    """What the planner needs of the table that `name` means. Raises QueryError 190, 191, 1000."""
-    if view is None:
-        raise QueryError(
-            QueryCode.UNKNOWN, "this broker has not heard from the controller yet", hint="try again in a moment"
-        )
-    table = view.tables[find_table(name, list(view.tables))]
-    record = table.record
-    if not record.enabled:
-        raise QueryError(QueryCode.TABLE_IS_DISABLED, "TableIsDisabledError")
-    info = TableInfo(table.name, record.table_schema, stores_nulls(table), record.incarnation, record.config_version)
-    return replace(info, upsert=record.config.upsert is not None)

@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from cremant.broker.query import QueryService, table_info
+from cremant.broker.query import QueryService
+from cremant.broker.tables import table_info
 from cremant.cluster.routing import routing_table
 from cremant.model.errors import NotFound, QueryError
 from cremant.shell.app import json_response

@@ -4,6 +4,7 @@ asked for, and what is refused. Each epoch brings ten rows to each of two partit
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -195,6 +196,21 @@ def test_what_a_rewind_took_back_is_refused_and_the_floor_goes_back(kit: Kit) ->
     close(kit, 21)
     until(kit, 21)
     assert not ask(kit, options="asOfEpoch=20")["exceptions"]
+
+
+def test_a_query_whose_epoch_nobody_knows_begins_again_until_servers_and_broker_agree(kit: Kit) -> None:
+    """After a rewind it takes all of them a moment to hear of it; each time the query waits a little longer."""
+    close(kit, 3)
+    ask(kit)
+    for behaviour in kit.servers.values():
+        behaviour.lost_until_s = time.monotonic() + 0.15
+    assert count_of(ask(kit)) == count_at(3)
+    for behaviour in kit.servers.values():
+        behaviour.lost_until_s = math.inf
+    assert ask(kit)["exceptions"], "it does not try for ever"
+    began_s = time.monotonic()
+    assert ask(kit, options="timeoutMs=40")["exceptions"], "nor for longer than it may take"
+    assert time.monotonic() - began_s < 5
 
 
 @pytest.mark.parametrize("options", ["asOfEpoch=-1", "asOfEpoch=soon", "asOfEpoch=99999999999999999999"])
