@@ -28,7 +28,6 @@ from cremant.exec.stop import Stop
 from cremant.exec.sums import Part, totals
 from cremant.exec.top import TOP_ROWS_MAX, narrowed
 from cremant.model.names import GROUP_KEY
-from cremant.segment.codes import Codes
 from cremant.segment.rows import RowMask, take_column
 from cremant.segment.scan import Piece
 from cremant.wire.messages import Shortcut
@@ -56,7 +55,7 @@ def run(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace, st
     if shortcut.rows and shortcut.limit <= _ROWS_MAX:
         return _rows(engine, task, pieces, stop)
     if shortcut.values_only and not shortcut.where:
-        return _values(engine, task, pieces, stop)
+        return _values(engine, task, pieces, space, stop)
     if shortcut.sums:
         return _sums(engine, task, pieces, stop)
     if shortcut.keys:
@@ -112,23 +111,32 @@ def _rows_schema(task: Task) -> pa.Schema:
     return pa.schema([field.with_name(f"c{number}") for number, field in enumerate(fields)])
 
 
-def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:
+def _values(engine: Engine, task: Task, pieces: Sequence[Piece], space: KeySpace, stop: Stop) -> RunResult:
     (key,) = task.shortcut.keys
-    arrays, others, rows = [], [], 0
+    dictionary = space.column(key.column)
+    coded, others = [], []
     for piece in pieces:
         codes = piece.index.codes(key.column) if piece.index is not None else None
         if codes is None or piece.masks is not None or (piece.complete and not piece.immutable):
             others.append(piece)
-            continue
-        stop.check()
-        arrays.append(codes.values if piece.complete else _occurring(codes, piece))
-        rows += piece.existing_rows
-    if not arrays:
+        else:
+            coded.append((piece, codes, dictionary.numbers(codes)))
+    if not coded:
         return _plain(engine, task, pieces, stop)
-    # The values of all pieces, each once per piece at the most: merging them is the broker's.
-    united = pa.chunked_array(arrays).unique()
-    kind = task.schema.field(key.column).type
-    table = pa.table([united.cast(kind)], schema=pa.schema([pa.field(key.name, kind, nullable=False)]))
+    seen = np.zeros(len(dictionary), np.bool_)
+    arrays, rows, kind = [], 0, task.schema.field(key.column).type
+    for piece, codes, numbers in coded:
+        stop.check()
+        rows += piece.existing_rows
+        wanted = np.arange(len(codes.values)) if numbers is None else np.flatnonzero(~seen[numbers])
+        if not piece.complete and len(wanted):
+            wanted = codes.occurring(wanted, _existing_rows(piece, len(codes.codes)))
+        if numbers is not None:
+            seen[numbers[wanted]] = True
+        if len(wanted):
+            arrays.append(codes.values.take(pa.array(wanted)).cast(kind))
+    # Each once, or, of too many values to be numbered, once per piece: merging them is the broker's.
+    table = pa.table([pa.chunked_array(arrays, kind)], schema=pa.schema([pa.field(key.name, kind, nullable=False)]))
     if not others:
         return RunResult(table, RunStats(0, rows))
     rest = _plain(engine, task, others, stop)
@@ -136,25 +144,13 @@ def _values(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> 
     return RunResult(joined, _added(rest.stats, rows))
 
 
-_FIRST_LOOK_ROWS = 8 * 1024
-
-
-def _occurring(codes: Codes, piece: Piece) -> pa.Array:
-    """Values that existing rows have. Few values have all been seen after a few of the rows: shares of a batch that
-    double find that out soon."""
-    seen = np.zeros(len(codes.values), np.bool_)
-    step = _FIRST_LOOK_ROWS
+def _existing_rows(piece: Piece, rows: int) -> np.ndarray:
+    """One flag per row of its segment; batches that the piece lacks have none."""
+    there = np.zeros(rows, np.bool_)
     for number, batch in enumerate(piece.batches):
         first, mask = piece.first_rows[number], piece.existing(number)
-        low = 0
-        while low < batch.num_rows:
-            high = min(low + step, batch.num_rows)
-            part = codes.codes[first + low : first + high]
-            seen[part if mask is None else part[mask.flags[low:high]]] = True
-            if seen.all():
-                return codes.values
-            low, step = high, step * 2
-    return codes.values.take(pa.array(np.flatnonzero(seen)))
+        there[first : first + batch.num_rows] = True if mask is None else mask.flags
+    return there
 
 
 def _sums(engine: Engine, task: Task, pieces: Sequence[Piece], stop: Stop) -> RunResult:

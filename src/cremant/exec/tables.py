@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cremant.model.names import PARTITION, VALID_FROM, VALID_UNTIL
-from cremant.segment.rows import RowMask, both, take_column
+from cremant.segment.rows import RowMask, take_column
 from cremant.segment.scan import Piece
 
 #: See engine.py for the measurements behind these two.
@@ -84,10 +84,8 @@ def _is_marked(piece: Piece) -> bool:
 
 def _mask(piece: Piece, number: int) -> RowMask | None:
     """The rows of a batch that are there and match; None: all of them, or the filter will tell."""
-    mask = piece.masks[number] if piece.masks is not None else None
-    if mask is not None and not piece.exact and not is_few(mask):
-        mask = None
-    return both(piece.existing(number), mask)
+    mask = piece.chosen(number)
+    return mask if piece.exact or (mask is not None and is_few(mask)) else piece.existing(number)
 
 
 def is_few(mask: RowMask) -> bool:

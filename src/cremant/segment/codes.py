@@ -52,6 +52,36 @@ class Codes:
     #: Code -> number in a dictionary of the whole table, by that dictionary (exec/keys.py).
     numbers: dict[object, np.ndarray] = field(default_factory=dict)
     kept: list[Any] = field(default_factory=list)
+    samples: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+
+    def occurring(self, wanted: np.ndarray, there: Mask) -> np.ndarray:
+        """Those of the wanted codes that rows which are there have (one flag per row). A few rows of each tell of most;
+        the others are looked for in shares that double: few values have all been seen soon."""
+        samples, counts = self._sampled()
+        missing = wanted
+        for rows in samples:
+            missing = missing[~there[rows[missing]]]
+            if not len(missing):
+                return wanted
+        unknown = missing[counts[missing] > len(samples)]
+        seen = np.zeros(len(self.values), np.bool_)
+        first, step = 0, _FIRST_LOOK_ROWS
+        while first < len(there) and not seen[unknown].all():
+            seen[self.codes[first : first + step][there[first : first + step]]] = True
+            first, step = first + step, step * 2
+        return np.setdiff1d(wanted, missing[~seen[missing]], assume_unique=True)
+
+    def _sampled(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows by code, up to _SAMPLES_MAX of each, the last ones (of an upsert table more of these are in force), and
+        how many rows each has. Made once: 10 ms per million rows."""
+        if not self.samples:
+            counts = np.bincount(self.codes, minlength=len(self.values))
+            order = np.argsort(self.codes, kind="stable")
+            depth = min(_SAMPLES_MAX, max(1, _SAMPLES_BYTES_MAX // (4 * max(1, len(counts)))))
+            ends = np.cumsum(counts)
+            places = np.maximum(ends - 1 - np.arange(depth)[:, np.newaxis], ends - counts)
+            self.samples[:] = [(order[places].astype(np.int32), counts)]
+        return self.samples[0]
 
     def interval(self, op: str, value: Any) -> Interval:
         """The codes [low, high) whose values satisfy `value_of_code op value`; op: = in < <= > >=."""
@@ -67,6 +97,10 @@ class Codes:
         return self.kept
 
 
+_FIRST_LOOK_ROWS = 8 * 1024
+#: One row in ten is gone: of sixteen of a value hardly ever all.
+_SAMPLES_MAX = 16
+_SAMPLES_BYTES_MAX = 256 * 1024
 #: As many values are kept as Python objects: texts are shared between segments, so that is 8 bytes each.
 _KEPT_MAX = 4096
 

@@ -30,14 +30,6 @@ class RowMask:
         return np.flatnonzero(self.flags)
 
 
-def both(one: RowMask | None, other: RowMask | None) -> RowMask | None:
-    """Rows in both masks over the same batch; None is all rows."""
-    if one is None or other is None:
-        return other if one is None else one
-    flags = one.flags & other.flags
-    return RowMask(flags, int(np.count_nonzero(flags)))
-
-
 def view_words(column: pa.Array) -> np.ndarray:
     """The views of a column without nulls, as two 64-bit words each."""
     words = np.frombuffer(column.buffers()[1], np.int64)

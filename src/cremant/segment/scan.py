@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from cremant.segment.index import SegmentIndex
-from cremant.segment.rows import RowMask, both
+from cremant.segment.rows import RowMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class Piece:
     may cache by it. `validity`, if given, says per batch of `batches` which rows exist for the query (None: all of
     them). Append tables always pass None.
 
-    `masks`, if given, says per batch which rows may satisfy the query's filter (None: all of them); if `exact`, they
-    all do, and nobody need evaluate it again. `index` and `first_rows` (number within the segment of each batch's
-    first row) are there for sealed segments: codes of columns are found by them.
+    `masks`, if given, says per batch which existing rows may satisfy the query's filter (None: all that exist); if
+    `exact`, they all do, and nobody need evaluate it again. `index` and `first_rows` (number within the segment of each
+    batch's first row) are there for sealed segments: codes of columns are found by them.
 
     `made`: columns that the batches do not have, by name: number of a batch -> its values, none of them null.
     """
@@ -61,4 +61,5 @@ class Piece:
 
     def chosen(self, number: int) -> RowMask | None:
         """Rows of batch `number` that exist and may satisfy the filter; None: all of them."""
-        return both(self.existing(number), self.masks[number] if self.masks is not None else None)
+        mask = self.masks[number] if self.masks is not None else None
+        return mask if mask is not None else self.existing(number)

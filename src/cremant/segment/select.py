@@ -36,7 +36,7 @@ _ORDER_SHARE = 8
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """`batches`: numbers of those with matches; `masks`: their rows that match."""
+    """`batches`: numbers of those with matches; `masks`: their rows that match (None: all that exist)."""
 
     batches: tuple[int, ...]
     masks: tuple[RowMask | None, ...]
@@ -63,9 +63,10 @@ class _Work:
 
 
 def select(
-    batches: Sequence[pa.RecordBatch], index: SegmentIndex, terms: Sequence[PruneTerm], single: frozenset[str]
-) -> Selection:
-    """`batches`: of the whole segment, in scan form. `single`: columns of type FLOAT."""
+    batches: Sequence[pa.RecordBatch], index: SegmentIndex, terms: Sequence[PruneTerm], single: frozenset[str],
+    validity: Sequence[RowMask | None] | None = None,
+) -> Selection:  # fmt: skip
+    """`batches`: of the whole segment, in scan form. `single`: columns of type FLOAT. `validity`: rows that exist."""
     by_column: dict[str, list[PruneTerm]] = {}
     for term in terms:
         by_column.setdefault(term.column, []).append(term)
@@ -94,7 +95,7 @@ def select(
     for column, intervals in coded:
         _by_codes(work, column, intervals)
     exact = all([_by_values(work, column, own) for column, own in later])
-    return _done(work, exact)
+    return _done(work, exact, validity)
 
 
 def _is_known(batches: Sequence[pa.RecordBatch], column: str) -> bool:
@@ -229,11 +230,15 @@ def _text(column: pa.Array, views: np.ndarray, value: str) -> Mask:
     return found
 
 
-def _done(work: _Work, exact: bool) -> Selection:
+def _done(work: _Work, exact: bool, validity: Sequence[RowMask | None] | None) -> Selection:
     batches: list[int] = []
     masks: list[RowMask | None] = []
     for number in work.alive:
-        mask = work.masks.get(number)
+        mask, existing = work.masks.get(number), validity[number] if validity is not None else None
+        if existing is not None and not existing.count:
+            continue
+        if mask is not None and existing is not None:
+            mask &= existing.flags  # in place: it was made for this query, and new pages cost more than the bits do
         count = int(np.count_nonzero(mask)) if mask is not None else 0
         if mask is None or count:
             batches.append(number)

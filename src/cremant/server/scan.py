@@ -13,11 +13,14 @@ from typing import Any
 
 from cremant.exec.stop import Stop
 from cremant.exec.tables import DOC_ID
+from cremant.model.upsert import Cut
 from cremant.segment.prune import may_match
 from cremant.segment.scan import Piece
 from cremant.segment.select import Selection, select
 from cremant.server.table import HostedTable, Resolved, ResolvedTail, SegmentPart, TailRows
 from cremant.server.visible import (
+    VALID_FROM,
+    VALID_UNTIL,
     is_empty,
     made_of_segment,
     made_of_tail,
@@ -108,12 +111,13 @@ def _whole_segment(table: HostedTable, found: Resolved, query: ServerQuery, part
     validity = segment_validity(part, batches, found.cut)
     piece = Piece(
         _key(table, found, query, part), part.hosted.metadata.partition, part.sealed.name, batches, rows, validity,
-        immutable=True, index=index, first_rows=tuple(firsts), made=made_of_segment(part, batches, found.cut),
+        immutable=True, index=index, first_rows=tuple(firsts),
+        made=made_of_segment(part, batches, _made_at(found, query)),
     )  # fmt: skip
     numbers = tuple(range(len(batches)))
     chosen = Selection(numbers, (None,) * len(batches), exact=False)
     if index is not None and query.prune and DOC_ID not in query.columns:
-        chosen = select(batches, index, query.prune, table.single_precision)
+        chosen = select(batches, index, query.prune, table.single_precision, validity)
         masks = dict(zip(chosen.batches, chosen.masks, strict=True))
         piece = dataclasses.replace(
             piece, masks=tuple(masks.get(number) for number in numbers), exact=chosen.exact and query.shortcut.exact
@@ -129,8 +133,17 @@ def _part_of_segment(table: HostedTable, found: Resolved, query: ServerQuery, pa
     key = _key(table, found, query, part)
     return Piece(
         key, part.hosted.metadata.partition, part.sealed.name, batches, rows,
-        segment_validity(part, batches, found.cut), immutable=False, made=made_of_segment(part, batches, found.cut),
+        segment_validity(part, batches, found.cut), immutable=False,
+        made=made_of_segment(part, batches, _made_at(found, query)),
     )  # fmt: skip
+
+
+def _made_at(found: Resolved, query: ServerQuery) -> Cut | None:
+    """As of when columns of versions are shown; None: the query has none of them."""
+    return found.cut if not _MADE.isdisjoint(query.columns) else None
+
+
+_MADE = frozenset({VALID_FROM, VALID_UNTIL})
 
 
 def _key(table: HostedTable, found: Resolved, query: ServerQuery, part: SegmentPart) -> str:
@@ -150,6 +163,6 @@ def _add_tail(scan: Scan, table: HostedTable, found: Resolved, query: ServerQuer
     scan.pieces.append(
         Piece(
             key, rows.partition, rows.segment, batches, count, tail_validity(chosen, found.cut), immutable=False,
-            made=made_of_tail(chosen, found.cut),
+            made=made_of_tail(chosen, _made_at(found, query)),
         )
     )  # fmt: skip

@@ -35,7 +35,7 @@ def test_the_first_rows_are_all_still_there(
     for own, exact in rows:
         made = [pa.record_batch({"x": pa.array([value for value, _, _ in batch])}) for batch in own]
         validity = tuple(mask_of([exists for _, exists, _ in batch]) for batch in own)
-        masks = tuple(mask_of([passed for _, _, passed in batch]) for batch in own) if exact else None
+        masks = tuple(mask_of([exists and passed for _, exists, passed in batch]) for batch in own) if exact else None
         count = sum(len(batch) for batch in own)
         pieces.append(Piece("k", 0, "s", tuple(made), count, validity, True, masks=masks, exact=exact))
     fewer, left_out = narrowed(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import concurrent.futures
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -358,7 +358,16 @@ def _without_some(piece: Any) -> Any:
         ulm = np.array(batch.column("city").cast(pa.string()).to_pylist(), dtype=object) == "Ulm"
         flags = ~odd & ~ulm
         masks.append(RowMask(flags, int(flags.sum())))
-    return replace(piece, validity=tuple(masks), immutable=False)
+    return replace(existing_only(piece, masks), immutable=False)
+
+
+def existing_only(piece: Piece, validity: Sequence[RowMask | None]) -> Piece:
+    """As a server makes it where some rows do not exist: those are in no mask."""
+    masks = piece.masks and tuple(
+        mask and (RowMask(flags := mask.flags & there.flags, int(flags.sum())) if there is not None else mask)
+        for mask, there in zip(piece.masks, validity, strict=True)
+    )
+    return replace(piece, validity=tuple(validity), masks=masks)
 
 
 #: Share of the rows that do not exist.
@@ -386,7 +395,7 @@ def answer_existing(world: World, plan: Plan, *, gone: float, seed: int, knowing
     for piece in plan_scan(world.table, found, query, stop).pieces:
         masks = tuple(exist(batch, gone, seed) for batch in piece.batches)
         if knowing:
-            pieces.append(replace(piece, validity=masks))
+            pieces.append(existing_only(piece, masks))
             continue
         left = tuple(
             batch if mask is None else without(batch, pa.array(mask.flags))
