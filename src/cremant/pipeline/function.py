@@ -23,9 +23,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cremant.ingest.causes import Cause
 from cremant.model import names
+from cremant.model.cluster import TableRecord
 from cremant.model.errors import InvalidConfig
 from cremant.model.offsets import OffsetRange
+from cremant.model.upsert import NullKeyPolicy
 from cremant.pipeline import worker
 from cremant.pipeline.plan import Share
 from cremant.pipeline.spec import RunSpec
@@ -224,14 +227,26 @@ def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> l
         writer.gap(partition, gap)
     for chunk in coverage.chunks:
         part = _rows_of(rows, chunk) if rows is not None else None
-        if part is None or not part.num_rows:
-            block = pa.RecordBatch.from_pylist([], schema=schema)
-        else:
+        block, causes, handed_on = pa.RecordBatch.from_pylist([], schema=schema), chunk.causes, 0
+        if part is not None and part.num_rows:
+            handed_on = part.num_rows
+            part = without_null_keys(part, table.record)
             defaults = {field.name: field.default for field in table.record.table_schema.fields}
-            block = _to_block(part, schema, defaults, spec.table)
-        dropped = chunk.rows - block.num_rows
-        writer.block(chunk.partition, chunk.range, block, chunk.causes, chunk.filtered + dropped, chunk.timestamp_type)
+            block = to_block(part, schema, defaults, spec.table)
+            if nulls := handed_on - block.num_rows:
+                causes = {**causes, Cause.NULL_KEY.value: causes.get(Cause.NULL_KEY.value, 0) + nulls}
+        filtered = chunk.filtered + chunk.rows - handed_on
+        writer.block(chunk.partition, chunk.range, block, causes, filtered, chunk.timestamp_type)
     return writer.finish()
+
+
+def without_null_keys(rows: pa.Table, record: TableRecord) -> pa.Table:
+    """Rows whose key is whole, if the table rejects others: those of the source are, a function can make nulls."""
+    if record.config.upsert is None or record.config.upsert.null_key is not NullKeyPolicy.REJECT:
+        return rows
+    for name in record.table_schema.primary_key_columns:
+        rows = rows.filter(pc.is_valid(rows.column(name)))
+    return rows
 
 
 def _rows_of(rows: pa.Table, chunk: Covered) -> pa.Table:
@@ -243,11 +258,15 @@ def _rows_of(rows: pa.Table, chunk: Covered) -> pa.Table:
     return rows.filter(inside)
 
 
-def _to_block(rows: pa.Table, schema: pa.Schema, defaults: dict[str, Any], table: str) -> pa.RecordBatch:
-    """Rows as a block holds them: the block's types, defaults for nulls, each (offset, sub-row) once, ascending."""
+def to_block(rows: pa.Table, schema: pa.Schema, defaults: dict[str, Any], table: str) -> pa.RecordBatch:
+    """Rows as a block holds them: the block's types, defaults for nulls and, where nulls are stored, which they are;
+    each (offset, sub-row) once, ascending."""
     arrays = []
     for field in schema:
         column = rows.column(field.name).combine_chunks().cast(field.type)
+        if field.name.startswith(names.IS_NULL_PREFIX):  # what the function made null is null, too
+            value = rows.column(field.name.removeprefix(names.IS_NULL_PREFIX)).combine_chunks()
+            column = pc.or_kleene(column, value.is_null())
         if column.null_count and not field.nullable:
             default = False if field.name.startswith(names.IS_NULL_PREFIX) else defaults.get(field.name)
             if pa.types.is_list(field.type):
