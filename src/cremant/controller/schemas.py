@@ -18,7 +18,7 @@ from cremant.model.errors import AlreadyExists, Conflict, InvalidConfig, NotFoun
 from cremant.model.schema import Schema
 from cremant.model.schema_json import check_compatible, parse_schema
 from cremant.model.table_json import validate_table
-from cremant.model.upsert_json import check_upsert_change
+from cremant.model.upsert_json import check_upsert_change, completed_by
 
 
 class Schemas:
@@ -74,10 +74,11 @@ class Schemas:
         changes: dict[str, Record | None] = {schema_key(name): schema}
         if table is not None:
             check_compatible(table.table_schema, schema)
-            check_upsert_change(table.config, table.table_schema, table.config, schema)
-            validate_table(table.config, schema)
-            compile_ingest(schema, table.config)
+            config = table.config if table.config.upsert is None else completed_by(schema, table.config)
+            check_upsert_change(table.config, table.table_schema, config, schema)
+            validate_table(config, schema)
+            compile_ingest(schema, config)
             changes[table_key(name)] = msgspec.structs.replace(
-                table, table_schema=schema, config_version=table.config_version + 1
+                table, config=config, table_schema=schema, config_version=table.config_version + 1
             )
         self._catalog.commit(changes)

@@ -212,8 +212,7 @@ def validate_upsert(config: TableConfig, schema: Schema) -> None:
         return
     problems = [] if semantic is not False else [f"the schema's {SEMANTIC} is append"]
     problems += _key_problems(schema) + _column_problems(config.upsert, schema)
-    stores_nulls = config.null_handling or schema.enable_column_based_null_handling
-    if config.upsert.null_key is NullKeyPolicy.APPEND and not stores_nulls:
+    if config.upsert.null_key is NullKeyPolicy.APPEND and not _stores_nulls(config, schema):
         # Which rows have a null key must be seen in the stored rows: the keys are rebuilt from them.
         problems.append(
             "cremant.upsert.nullKey append needs stored nulls (tableIndexConfig.nullHandlingEnabled true, or "
@@ -224,6 +223,10 @@ def validate_upsert(config: TableConfig, schema: Schema) -> None:
         raise InvalidConfig(
             f"table {config.name}: an upsert table needs more than its config and schema say: {listed}", hint=DOCUMENT
         )
+
+
+def _stores_nulls(config: TableConfig, schema: Schema) -> bool:
+    return config.null_handling or schema.enable_column_based_null_handling
 
 
 def _key_problems(schema: Schema) -> list[str]:
@@ -298,3 +301,9 @@ def check_upsert_change(old: TableConfig, old_schema: Schema, new: TableConfig, 
                 f"{', '.join(after_columns) or 'none'} while the table exists: rows are in force by it",
                 hint="create another table on the same topic, or drop this one first",
             )
+    if _stores_nulls(old, old_schema) and not _stores_nulls(new, new_schema):
+        raise Conflict(
+            f"table {old.name}: null handling cannot be turned off while the table exists: nulls compare as less than "
+            "every value, and would become defaults, so other rows would be in force",
+            hint="create another table on the same topic, or drop this one first",
+        )

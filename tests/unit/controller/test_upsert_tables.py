@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from control import Cluster, schema, table, tail
 
+from cremant.ingest.plan import compile_ingest
 from cremant.model.cluster import InstanceReport, PipelineReport, TableView, VersionsReport
 
 S1, S2 = "Server_127.0.0.1_8098", "Server_127.0.0.1_8097"
@@ -72,6 +73,22 @@ def test_the_schema_alone_makes_an_upsert_table_and_its_offset_column_is_filled(
     assert "$ValidFrom" not in made.table_schema.column_names
     assert [transform.column for transform in made.config.transforms] == ["KafkaOffset"]
     cluster.post("/schemas/gold", cluster.get("/schemas/gold"), method="PUT")
+
+
+def test_an_offset_column_that_a_schema_gains_later_is_filled(cluster: Cluster) -> None:
+    create(cluster)
+    grown = {
+        **KEYED,
+        "dimensionFieldSpecs": [*KEYED["dimensionFieldSpecs"], {"name": "KafkaOffset", "dataType": "LONG"}],
+    }
+    cluster.post("/schemas/gold", grown, method="PUT")
+    view = cluster.view_where(lambda view: view.tables["gold"].record.config_version == 2)
+    config = view.tables["gold"].record.config
+    assert [transform.column for transform in config.transforms] == ["KafkaOffset"]
+    assert compile_ingest(view.tables["gold"].record.table_schema, config) is not None
+    assert "ingestionConfig" not in cluster.get("/tables/gold")["REALTIME"] or "KafkaOffset" not in str(
+        cluster.get("/tables/gold")["REALTIME"]["ingestionConfig"]
+    ), "what is shown is what was written"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from cremant.model.upsert import NullKeyPolicy, UpsertConfig
 from cremant.model.upsert_json import check_upsert_change, completed_by
 
 FULL = {"mode": "FULL"}
+NULLS = {"nullHandlingEnabled": True}
 APPEND = {"upsert": {"nullKey": "append", "historyMs": 9000}}
 
 
@@ -326,3 +327,14 @@ def test_what_decided_which_rows_are_in_force_cannot_change() -> None:
     ):
         with pytest.raises(Conflict, match=reason):
             check_upsert_change(old, of, new, new_schema)
+
+
+def test_null_handling_may_be_turned_on_but_not_off() -> None:
+    """A null is less than every value, its default is not."""
+    without, stored = checked(FULL), checked(FULL, tableIndexConfig=document()["tableIndexConfig"] | NULLS)
+    by_column = schema(enableColumnBasedNullHandling=True)
+    check_upsert_change(without, schema(), stored, schema())
+    check_upsert_change(stored, schema(), without, by_column)
+    for old, of in ((stored, schema()), (without, by_column)):
+        with pytest.raises(Conflict, match="null handling cannot be turned off"):
+            check_upsert_change(old, of, without, schema())
