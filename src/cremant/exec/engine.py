@@ -92,6 +92,7 @@ class Engine:
         #: Shared by all sessions: the memory pool is one for the process.
         self._runtime = runtime.with_temp_file_path(spill_dir) if spill_dir else runtime.with_disk_manager_os()
         self._admission = Admission()
+        self._closing = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
@@ -99,11 +100,17 @@ class Engine:
         self.helpers = concurrent.futures.ThreadPoolExecutor(self._threads, "engine-helper")
 
     def close(self) -> None:
-        """Stops the engine's thread. Running queries are abandoned."""
+        """Stops the engine's thread. Running queries are cancelled."""
+        self._closing = True
         self.helpers.shutdown(wait=False, cancel_futures=True)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=5)
+            left = asyncio.all_tasks(self._loop)
+            for task in left:  # whoever waits for one would wait for ever
+                task.cancel()
+            if left:
+                self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.close()
 
     def run(
@@ -199,14 +206,19 @@ class Engine:
     def _interruptible(self, session: SessionContext, plan: Any, held: _Share, stop: Stop) -> list[pa.RecordBatch]:
         # Here, not in the engine's loop: while operators keep DataFusion's threads busy, starting a stream waits.
         streams = [session.execute(plan, index) for index in range(plan.partition_count)]
-        pending = asyncio.run_coroutine_threadsafe(_drain(streams, held, stop.deadline_s), self._loop)
+        draining = _drain(streams, held, stop.deadline_s)
+        try:
+            pending = asyncio.run_coroutine_threadsafe(draining, self._loop)
+        except RuntimeError as error:  # the engine was closed meanwhile
+            draining.close()
+            raise cancelled() from error
         stop.on_cancel(pending.cancel)
         try:
             return pending.result()
         except TimeoutError as error:
             raise timed_out() from error
         except (asyncio.CancelledError, concurrent.futures.CancelledError) as error:
-            raise (cancelled() if stop.cancelled else timed_out()) from error
+            raise (cancelled() if stop.cancelled or self._closing else timed_out()) from error
 
 
 async def _drain(streams: Sequence[Any], held: _Share, deadline_s: float) -> list[pa.RecordBatch]:

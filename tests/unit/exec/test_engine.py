@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 
@@ -220,3 +223,27 @@ def test_slices_come_newest_first_and_lose_no_row() -> None:
     offsets = [row for part in parts for piece in part for row in piece.column(0).to_pylist()]
     assert sorted(offsets) == list(range(SLICE_ROWS + 8))
     assert parts[0][0].column(0)[0].as_py() == SLICE_ROWS + 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_closed_engine_leaves_nobody_waiting(large: list[Piece]) -> None:
+    """Neither a query under way, nor one that comes too late; and nothing that was begun is left to the collector."""
+    engine = Engine(threads=2, memory_bytes=512 * 1024 * 1024)
+    sql = "SELECT word, number, count(DISTINCT number * sqrt(number)) AS n FROM t GROUP BY word, number"
+    asked: list[int] = []
+
+    def ask() -> None:
+        with pytest.raises(QueryError) as raised:
+            engine.run(sql, large, ["word", "number"], SCHEMA, deadline_s=soon(120))
+        asked.append(raised.value.code)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not asyncio.all_tasks(engine._loop):
+        time.sleep(0.005)
+    engine.close()
+    thread.join(30)
+    assert not thread.is_alive()
+    ask()
+    assert asked == [QueryCode.QUERY_CANCELLED] * 2
+    gc.collect()
