@@ -60,7 +60,7 @@ class Parts:
 
 def parts_of(table: TableView, prune: Sequence[PruneTerm] = ()) -> Parts:
     """All parts of the table, without the segments that cannot match `prune`."""
-    done = [segment for segment in table.segments if segment.status is SegmentStatus.DONE and segment.rows]
+    done = [segment for segment in table.segments if segment.status is SegmentStatus.DONE and _has_rows(segment)]
     single = frozenset(f.name for f in table.record.table_schema.fields if f.data_type is DataType.FLOAT)
     by_partition = PartitionPruner(prune)
     kept = [
@@ -71,6 +71,11 @@ def parts_of(table: TableView, prune: Sequence[PruneTerm] = ()) -> Parts:
     parts = [Part(segment.partition, segment.start_offset, segment.name) for segment in kept]
     parts += [Part(view.record.partition, view.consuming.start_offset) for view in table.partitions]
     return Parts(tuple(sorted(parts)), len(done) - len(kept))
+
+
+def _has_rows(segment: SegmentMetadata) -> bool:
+    """Or had some: whoever asks for an epoch from before they went is to be refused."""
+    return segment.rows > 0 or segment.compacted_at > 0
 
 
 def _may_match(segment: SegmentMetadata, prune: Sequence[PruneTerm], single: frozenset[str]) -> bool:
@@ -94,7 +99,7 @@ def renewed(parts: Iterable[Part], table: TableView) -> tuple[Part, ...]:
         result.update(
             Part(segment.partition, segment.start_offset, segment.name)
             for segment in done.values()
-            if segment.partition == part.partition and segment.start_offset >= part.from_offset and segment.rows
+            if segment.partition == part.partition and segment.start_offset >= part.from_offset and _has_rows(segment)
         )
         if part.partition in opened:
             result.add(Part(part.partition, max(part.from_offset, opened[part.partition])))

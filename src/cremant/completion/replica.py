@@ -99,6 +99,7 @@ TRANSITIONS: tuple[tuple[str, str, str, str], ...] = (
     ("committed", "any", "COMMIT_SUCCESS was heard", "INSTALL"),
     ("same", "DONE", "built, and it is the committed content", "INSTALL"),
     ("differs", "DONE", "built in the committed form, and it is other content", "FETCH, loudly"),
+    ("compacted", "DONE", "others have let go of rows that the tail still has", "FETCH"),
     ("no-rows", "DONE", "the tail does not reach back to the segment's start", "FETCH"),
     ("download", "DONE", "DOWNLOAD mode, and somebody may have it", "FETCH"),
     ("own-rows", "DONE", "own rows reach the cut; in DOWNLOAD mode after fetches that failed", "BUILD"),
@@ -213,10 +214,11 @@ class Sealing:
             if self.built.checksum == seen.metadata.checksum or not self.safeguards.content_compared:
                 return Step(StepKind.INSTALL, "same")
             # Schema or config changed around the commit: the same rows are built once more, in the committed form.
-            self.diverged = self.built_as_committed or self.built.form == seen.metadata.form
+            same_rows = self.built_as_committed or self.built.form == seen.metadata.form
+            self.diverged = same_rows and not seen.metadata.compacted_at
         may_fetch = not seen.fetching and now_ms >= self.fetch_after_ms
-        if self.diverged or seen.closed is None:
-            rule = "differs" if self.diverged else "no-rows"
+        if self.diverged or seen.closed is None or seen.metadata.compacted_at:
+            rule = "differs" if self.diverged else "compacted" if seen.metadata.compacted_at else "no-rows"
             return Step(StepKind.FETCH, rule) if may_fetch else Step(StepKind.NOTHING, "reading-on")
         downloads = seen.completion.mode is CompletionMode.DOWNLOAD and seen.has_source
         if downloads and may_fetch:

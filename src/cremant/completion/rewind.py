@@ -57,12 +57,23 @@ def _plan(table: str, record: PartitionRecord, dropped: tuple[SegmentMetadata, .
     return PartitionRewind(partition=moved, opened=opened, dropped=dropped)
 
 
-def without_later_versions(segments: Iterable[SegmentMetadata], epoch: int) -> list[SegmentMetadata]:
-    """The records as they are to be of segments that stay and whose stored versions have updates past the epoch."""
-    return [
-        msgspec.structs.replace(segment, versions=None) for segment in segments
-        if segment.versions is not None and segment.versions.position.epoch > epoch
-    ]  # fmt: skip
+def without_later(segments: Iterable[SegmentMetadata], epoch: int) -> list[SegmentMetadata]:
+    """The records as they are to be of segments that stay and whose stored versions have updates past the epoch, or
+    that were to be compacted, perhaps past it."""
+    changed = []
+    for segment in segments:
+        later = segment.versions is not None and segment.versions.position.epoch > epoch
+        versions = None if later else segment.versions
+        if later or segment.compacting is not None:
+            changed.append(msgspec.structs.replace(segment, versions=versions, compacting=None))
+    return changed
+
+
+def compacted_past(segments: Iterable[SegmentMetadata], epoch: int) -> SegmentMetadata | None:
+    """The segment that was compacted at the latest epoch, if that is past this one: rows that were in force then are
+    gone."""
+    newest = max(segments, key=lambda segment: segment.compacted_at, default=None)
+    return newest if newest is not None and newest.compacted_at > epoch else None
 
 
 def is_taken_back(pipeline: PipelineRecord, at: Position) -> bool:

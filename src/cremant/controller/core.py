@@ -10,6 +10,7 @@ from collections.abc import Callable
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.controller.commits import Commits
+from cremant.controller.compactions import TableCompactions
 from cremant.controller.force_commits import ForceCommits
 from cremant.controller.housekeeping import (
     CLAIM_INTERVAL_MS,
@@ -98,6 +99,7 @@ class Controller:
         self.force_commits = ForceCommits(self.catalog, self.instances, self.streams, self.clock)
         self.repair = Repair(self.catalog, self.instances, self.streams, self.policy, self.clock)
         self.objects = Objects(self.catalog, deep_store, self.clock)
+        self.compactions = TableCompactions(self.catalog, self.instances, self.objects, self.clock)
         self.rewinds = Rewinds(self.catalog, self.streams, self.objects, self.clock)
         self.janitor = Janitor(self.catalog, self.instances, self.tables, self.streams, self.objects, self.clock)
         if before is not None:
@@ -131,7 +133,10 @@ class Controller:
         ]
 
     def _copies(self) -> list[Duty]:
-        return [Duty("repair of copies", REPAIR_INTERVAL_MS, self.repair.run_copies)]
+        return [
+            Duty("repair of copies", REPAIR_INTERVAL_MS, self.repair.run_copies),
+            Duty("compaction", REPAIR_INTERVAL_MS, self.compactions.run),
+        ]
 
     def _chores(self) -> list[Duty]:
         """What asks logs and the deep store, which may take their time."""

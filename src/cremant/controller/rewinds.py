@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cremant.completion.rewind import PartitionRewind, plan_rewind, without_later_versions
+from cremant.completion.rewind import PartitionRewind, compacted_past, plan_rewind, without_later
 from cremant.controller.catalog import Catalog, Record
 from cremant.controller.clock import Clock
 from cremant.controller.objects import Objects
@@ -98,6 +98,12 @@ class Rewinds:
     ) -> tuple[PartitionRewind, ...]:
         name = record.config.name
         segments = self._catalog.segments.get(name, {}).values()
+        if (gone := compacted_past(segments, epoch)) is not None:
+            raise UserError(
+                f"table {name} cannot go back to epoch {epoch}: segment {gone.name} was compacted at epoch "
+                f"{gone.compacted_at}, rows that were in force before are gone",
+                hint=f"choose epoch {gone.compacted_at} or a later one; cremant.upsert.historyMs says how far back",
+            )
         try:
             return plan_rewind(name, partitions, segments, epoch, self._clock.now_ms())
         except LookupError as error:
@@ -136,7 +142,7 @@ class Rewinds:
                 changes[partition_key(name, plan.partition.partition)] = plan.partition
             before = dict(self._catalog.segments[name])
             kept = [segment for key, segment in before.items() if segment_key(name, key) not in changes]
-            changes.update({segment_key(name, one.name): one for one in without_later_versions(kept, epoch)})
+            changes.update({segment_key(name, one.name): one for one in without_later(kept, epoch)})
             self._catalog.commit(changes)
             named = {url for segment in self._catalog.segments[name].values() for url in segment.objects}
         for url in (url for segment in before.values() for url in segment.objects if url not in named):

@@ -33,6 +33,7 @@ def upsert_state(table: TableView) -> dict[str, Any]:
         "horizon": max((report.horizon for _, (_, report) in pairs if report is not None), default=None),
         **_total(counts),
         "coordinator": _coordinator(table),
+        "compaction": _compaction(table, config),
         "servers": {
             server: {
                 "lowWaterMark": _least(partitions.values()),
@@ -63,6 +64,18 @@ def _config(config: UpsertConfig, key: tuple[str, ...]) -> dict[str, Any]:
         "deletedKeysTTL": config.deleted_ttl,
         "retentionMs": config.retained_ms,
         "historyMs": config.history_ms,
+    }
+
+
+def _compaction(table: TableView, config: UpsertConfig) -> dict[str, Any]:
+    """`epoch`: rows that were replaced up to there may be gone; `pending`: segments that are being compacted."""
+    done = [segment for segment in table.segments if segment.compacted_at]
+    return {
+        "enabled": config.compaction is not None,
+        "epoch": max((segment.compacted_at for segment in done), default=None),
+        "segments": len(done),
+        "rowsRemoved": sum(segment.rows_removed for segment in done),
+        "pending": sorted(segment.name for segment in table.segments if segment.compacting is not None),
     }
 
 

@@ -164,6 +164,8 @@ class SegmentReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     #: Upsert tables: epoch log offset from which its newest validity snapshot on this server's disk is to be continued;
     #: None while there is none.
     snapshot_log_offset: int | None = None
+    #: Of a table that compacts: rows that are not in force now, rounded down.
+    superseded: int | None = None
 
 
 #: State of a tail that has still to read what is in the log already.

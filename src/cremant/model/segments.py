@@ -94,7 +94,8 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
 
     `start` is where its rows begin in the epoch log. `end_offset` is set once, when the cut is decided (I-1);
     everything below it only when the segment is DONE. `checksum` is over decoded columns, `file_checksum` over
-    the Parquet bytes. `end` is where the next segment begins.
+    the Parquet bytes. `end` is where the next segment begins. Compaction changes rows, size and checksums; what pruning
+    and retention go by stays as it was sealed.
     """
 
     name: str
@@ -131,6 +132,11 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     store_changed_ms: int = 0
     #: Of upsert tables, beside the object that `store_url` names.
     versions: StoredVersions | None = None
+    #: Of upsert tables: rows that were replaced up to epoch `compacted_at` are gone, so many so far; nobody can be asked
+    #: of an earlier epoch (0: all are there). `compacting`: the epoch at which it is to be compacted, None: it is not.
+    compacted_at: int = 0
+    rows_removed: int = 0
+    compacting: int | None = None
     lost: Loss | None = None
     #: An operator wants an open segment to end at the first closed position from this offset on; None = nobody does.
     force_at_offset: int | None = None

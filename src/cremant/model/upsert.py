@@ -21,6 +21,15 @@ class NullKeyPolicy(StrEnum):
     APPEND = "append"
 
 
+class CompactionConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """When replaced rows of a sealed segment go (Pinot's UpsertCompactionTask): its newest row came `buffer_ms` ago or
+    earlier, and of its rows at least `percent`, and at least `count`, are superseded."""
+
+    buffer_ms: int = 7 * 24 * 3_600_000
+    percent: float = 0.0
+    count: int = 1
+
+
 class UpsertConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A table has one iff it is an upsert table; its key columns are `Schema.primary_key_columns`.
 
@@ -41,6 +50,8 @@ class UpsertConfig(msgspec.Struct, frozen=True, kw_only=True):
     retained_ms: int | None = None
     #: How long what was visible can still be asked for (`asOfEpoch`, late brokers); versions are kept that long.
     history_ms: int = 60_000
+    #: None: rows stay in their segment as long as it lives.
+    compaction: CompactionConfig | None = None
 
 
 class Visibility(StrEnum):

@@ -19,13 +19,16 @@ from cremant.model.names import KAFKA_OFFSET
 from cremant.model.schema import DataType, Schema
 from cremant.model.table import CremantConfig, TableConfig, TransformConfig, UpsertTuning
 from cremant.model.table_keys import UPSERT_CHOICES
-from cremant.model.timeformat import parse_time_format
-from cremant.model.upsert import NullKeyPolicy, UpsertConfig
+from cremant.model.timeformat import parse_period_ms, parse_time_format
+from cremant.model.upsert import CompactionConfig, NullKeyPolicy, UpsertConfig
 
 #: Where users find what is meant.
 DOCUMENT = "docs/upsert.md"
 HISTORY_MIN_MS = 1_000
 HISTORY_MAX_MS = 24 * 3_600_000
+#: Pinot's task that lets go of replaced rows, and its keys.
+COMPACTION_TASK = "UpsertCompactionTask"
+_PERCENT, _COUNT, _BUFFER = "invalidRecordsThresholdPercent", "invalidRecordsThresholdCount", "bufferTimePeriod"
 #: Where a schema says it, in `Schema.extra`.
 SEMANTIC = "updateSemantic"
 
@@ -69,10 +72,52 @@ def parse_upsert(document: dict[str, Any], time_column: str, cremant: CremantCon
                 "cremant.upsert is set, but this is no upsert table", hint='add "upsertConfig": {"mode": "FULL"}'
             )
         return None
-    return _upsert(section or {}, time_column, cremant)
+    return _upsert(section or {}, time_column, cremant, parse_compaction(document))
 
 
-def _upsert(section: dict[str, Any], time_column: str, cremant: CremantConfig) -> UpsertConfig:
+def parse_compaction(document: dict[str, Any]) -> CompactionConfig | None:
+    """Of a table config's `task`, Pinot's UpsertCompactionTask; None without one. Other keys of it say when and where
+    Pinot runs the task, and have no effect. Raises InvalidConfig."""
+    where = f"/task/taskTypeConfigsMap/{COMPACTION_TASK}"
+    task = document.get("task")
+    tasks = task.get("taskTypeConfigsMap") if isinstance(task, dict) else None
+    section = tasks.get(COMPACTION_TASK) if isinstance(tasks, dict) else None
+    if section is None:
+        return None
+    if not isinstance(section, dict):
+        raise InvalidConfig(f"{where}: expected an object, found {type(section).__name__}")
+    percent, count = section.get(_PERCENT), section.get(_COUNT)
+    if percent is None and count is None:
+        raise InvalidConfig(
+            f"{where}: says of no segment that it is to be compacted", hint=f"set {_PERCENT} or {_COUNT}, or both"
+        )
+    found = CompactionConfig()
+    if percent is not None:
+        found = msgspec.structs.replace(found, percent=_number(percent, f"{where}/{_PERCENT}", 0, 100))
+    if count is not None:
+        whole = _number(count, f"{where}/{_COUNT}", 1, 2**62)
+        if whole != int(whole):
+            raise InvalidConfig(f"{where}/{_COUNT}: expected a whole number of rows, found {count!r}")
+        found = msgspec.structs.replace(found, count=int(whole))
+    if (buffer := section.get(_BUFFER)) is not None:
+        found = msgspec.structs.replace(found, buffer_ms=parse_period_ms(buffer, f"{where}/{_BUFFER}"))
+    return found
+
+
+def _number(value: Any, where: str, least: int, most: int) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else -1.0
+    except (TypeError, ValueError):
+        number = -1.0
+    if not least <= number <= most:
+        limits = f"{least} to {most}" if most < 2**62 else f"{least} or more"
+        raise InvalidConfig(f"{where}: expected a number of {limits}, found {value!r}")
+    return number
+
+
+def _upsert(
+    section: dict[str, Any], time_column: str, cremant: CremantConfig, compaction: CompactionConfig | None
+) -> UpsertConfig:
     _refuse_unsupported(section)
     comparison = _columns(section, "comparisonColumns") or _columns(section, "comparisonColumn") or (time_column,)
     if len(set(comparison)) != len(comparison):
@@ -98,6 +143,7 @@ def _upsert(section: dict[str, Any], time_column: str, cremant: CremantConfig) -
         ttl=_ttl(section, "metadataTTL"),
         deleted_ttl=deleted_ttl,
         history_ms=tuning.history_ms,
+        compaction=compaction,
     )
 
 
@@ -209,6 +255,11 @@ def validate_upsert(config: TableConfig, schema: Schema) -> None:
                 f"schema {schema.name}: /{SEMANTIC} is upsert, but {config.name} is an append table",
                 hint='change the table config first: "upsertConfig": {"mode": "FULL"}',
             )
+        if parse_compaction(config.raw_json) is not None:
+            raise InvalidConfig(
+                f"table {config.name}: task {COMPACTION_TASK} is of upsert tables, this is an append table",
+                hint='remove it, or add "upsertConfig": {"mode": "FULL"}',
+            )
         return
     problems = [] if semantic is not False else [f"the schema's {SEMANTIC} is append"]
     problems += _key_problems(schema) + _column_problems(config.upsert, schema)
@@ -280,7 +331,7 @@ def _column_problems(upsert: UpsertConfig, schema: Schema) -> list[str]:
 
 
 def check_upsert_change(old: TableConfig, old_schema: Schema, new: TableConfig, new_schema: Schema) -> None:
-    """What may change of a live table: TTLs, null keys and history; what decided which rows are in force may not.
+    """What may change of a live table: TTLs, null keys, history, compaction; what decided which rows are in force may not.
     Raises Conflict."""
     if old.upsert is None:
         return  # keys may be given to a table of any rows: the pipeline looks at all of them first

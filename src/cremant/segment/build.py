@@ -106,8 +106,8 @@ def build_segment(
     partitions = PartitionCollector(spec.schema, spec.partitioning)
     rows, max_ingestion_ms = 0, None
     try:
-        with pq.ParquetWriter(temporary, schema, **_WRITER_OPTIONS) as writer:
-            for group in _row_groups(_ordered(batches, schema, spec), schema):
+        with pq.ParquetWriter(temporary, schema, **WRITER_OPTIONS) as writer:
+            for group in row_groups(_ordered(batches, schema, spec), schema):
                 writer.write_batch(group, row_group_size=BATCH_ROWS)
                 content.update(group)
                 ranges.add(group)
@@ -160,7 +160,7 @@ def _filled(batches: Sequence[pa.RecordBatch], schema: pa.Schema, spec: SegmentS
 
 
 #: Fixed for good: replicas compare what comes out.
-_WRITER_OPTIONS = {
+WRITER_OPTIONS = {
     "version": "2.6",
     "data_page_version": "1.0",
     "compression": "zstd",
@@ -185,7 +185,7 @@ def _ordered(batches: Sequence[pa.RecordBatch], schema: pa.Schema, spec: Segment
         yield table.take(order.slice(first, BATCH_ROWS)).combine_chunks().to_batches()[0]
 
 
-def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The same rows in batches of exactly `BATCH_ROWS` (the last one fewer), each contiguous in memory."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

@@ -16,7 +16,7 @@ Rules:
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -248,6 +248,16 @@ class PartitionVersions:
             if self._void is not None and since <= self._reset_at and versions.epoch > self._void[0]:
                 return False
             self._segments[segment] = _Attached(first, end, versions, since)
+            return True
+
+    def exchange(self, segment: str, before: Versions, after: Versions) -> bool:
+        """Updates go to `after` from now on, which is made of `before` as it is now. False, and nothing has changed, if
+        they do not go to that."""
+        with self.lock:
+            held = self._segments.get(segment)
+            if held is None or held.versions is not before:
+                return False
+            self._segments[segment] = replace(held, versions=after)
             return True
 
     def detach(self, segment: str) -> None:

@@ -224,6 +224,28 @@ class Versions:
 
     # --- parts ---
 
+    def kept(self, epoch: int) -> Flags:
+        """Rows that some epoch from `epoch` on may see: not those that were replaced, or never in force, up to it. The
+        same at any later moment, and wherever all updates up to `epoch` are in (U-1)."""
+        assert self.epoch >= epoch
+        return self.valid_until > delta(epoch, self.base)
+
+    def compacted(self, kept: Flags, epoch: int) -> Versions:
+        """Of the `kept(epoch)` rows alone, which stand in the segment as they stood before; nobody writes meanwhile. It
+        can be asked from `epoch` on."""
+        order = None
+        if self.order is not None:
+            numbers = np.cumsum(kept, dtype=np.int32) - 1
+            order = numbers[self.order[kept[self.order]]]
+        deleted = self.deleted[kept] if self.deleted is not None else None
+        made = Versions(
+            self.locations.only(kept), self.valid_from[kept], self.valid_until[kept], base=self.base, epoch=self.epoch,
+            deleted=deleted if deleted is not None and deleted.any() else None, order=order,
+            horizon=max(self.horizon, epoch),
+        )  # fmt: skip
+        made.rewinds = self.rewinds
+        return made
+
     def between(self, first: int, last: int) -> Versions:
         """Rows [first, last), without a copy; not of a segment whose rows stand in another order."""
         assert self.order is None

@@ -21,6 +21,9 @@ from cremant.segment.reader import SealedSegment
 from cremant.server.partition import PartitionId
 from cremant.shell.directory import hold_directory
 
+#: A segment whose successor is about to take its place.
+_ASIDE = ".replaced"
+
 
 class ServerFiles:
     def __init__(self, data_dir: str | Path) -> None:
@@ -33,6 +36,12 @@ class ServerFiles:
         for scratch in (self._scratch, self._tails):
             shutil.rmtree(scratch, ignore_errors=True)
         self._segments.mkdir(exist_ok=True)
+        for aside in self._segments.glob(f"*/*{_ASIDE}"):
+            target = aside.with_name(aside.name.removesuffix(_ASIDE))
+            if target.exists():
+                shutil.rmtree(aside, ignore_errors=True)
+            else:  # its successor did not get the name any more
+                os.replace(aside, target)
 
     def close(self) -> None:
         self._lock.close()
@@ -49,10 +58,20 @@ class ServerFiles:
         return path
 
     def adopt(self, sealed: SealedSegment, target: Path) -> SealedSegment:
-        """Moves the directory of an open segment to its place, replacing what is there. Reads nothing."""
+        """Moves the directory of an open segment to its place, replacing what is there. Reads nothing. Whenever it
+        ends, one of the two is there, whole, after the next start."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(sealed.directory, target)
+        aside = target.with_name(target.name + _ASIDE)
+        shutil.rmtree(aside, ignore_errors=True)
+        if target.exists():
+            os.replace(target, aside)
+        try:
+            os.replace(sealed.directory, target)
+        except OSError:
+            if aside.exists():
+                os.replace(aside, target)
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
         return dataclasses.replace(sealed, directory=target)
 
     def remove(self, directory: Path) -> None:
@@ -74,4 +93,5 @@ class ServerFiles:
 
     def segments_on_disk(self, table: str, incarnation: str) -> list[str]:
         directory = self._segments / f"{table}.{incarnation}"
-        return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+        found = directory.iterdir() if directory.is_dir() else ()
+        return sorted(path.name for path in found if not path.name.endswith(_ASIDE))

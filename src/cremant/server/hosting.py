@@ -307,7 +307,7 @@ class Hosting:
 
     def _is_last_copy(self, segment: HostedSegment, metadata: SegmentMetadata, view: TableView) -> bool:
         sealed = segment.sealed
-        if sealed is None or sealed.marker.checksum != metadata.checksum:
+        if sealed is None or (sealed.marker.checksum != metadata.checksum and not metadata.compacted_at):
             return False
         last = is_last_copy(metadata, self.instance, view.external.get(metadata.name, {}))
         if last and not segment.last_copy:
@@ -322,7 +322,7 @@ class Hosting:
             return found
         try:
             sealed = open_segment(directory, hosted.record.config.indexes)
-            if sealed.marker.checksum != metadata.checksum:
+            if sealed.marker.checksum != metadata.checksum and not metadata.compacted_at:
                 raise Corrupt(f"{directory} has content {sealed.marker.checksum}, expected {metadata.checksum}")
             found.sealed = sealed
             if hosted.record.config.upsert is not None:

@@ -14,6 +14,7 @@ from cremant.log.open import open_logs
 from cremant.model.cluster import Role
 from cremant.model.names import instance_id
 from cremant.model.settings import Settings
+from cremant.server.compacting import Compactor
 from cremant.server.epochs import EpochBoard
 from cremant.server.fetching import SegmentFetcher
 from cremant.server.files import ServerFiles
@@ -76,12 +77,13 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     versions = VersionsClient(member.id, store, authorities=authorities)
     keeper = VersionsKeeper(hosting.tables, files, logs.epoch, versions, member.id, lambda: member.view)
     versions_uploads = VersionsUploads(hosting.tables, files, store, member, uploads, lambda: member.view)
+    compactor = Compactor(hosting.tables, files, store, member, fetcher, lambda: member.view, fsync=fsync)
     queries = QueryService(hosting.tables, engine, board)
     queries.instance = member.id
     registry = CollectorRegistry()
     metrics = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads)
     queries.on_answer = metrics.query_answered
-    VersionsMetrics(registry, keeper, versions_uploads, known)
+    VersionsMetrics(registry, keeper, versions_uploads, known, compactor)
     all_routes = [
         *routes(hosting, queries, member),
         *epoch_routes(board, member),
@@ -98,6 +100,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     uploads.start()
     keeper.start()
     versions_uploads.start()
+    compactor.start()
     stopped = threading.Event()
 
     def on_handle(server: RunningServer) -> None:
@@ -115,6 +118,7 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
         uploads.stop()
         keeper.stop()
         versions_uploads.stop()
+        compactor.stop()
         peers.close()
         known.close()
         hosting.stop()

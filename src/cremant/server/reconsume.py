@@ -9,6 +9,7 @@ sealed it, and builds them in the committed form; what comes out counts only if 
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,12 +18,14 @@ from cremant.log.api import Log
 from cremant.model.cluster import TableRecord
 from cremant.model.errors import Corrupt, DeadlineExceeded, InvariantViolation, NoResource, NotFound, Unavailable
 from cremant.model.limits import FETCH_DEADLINE_MS
-from cremant.model.offsets import Position
 from cremant.model.segments import SegmentMetadata
-from cremant.segment.build import build_segment, spec_of
+from cremant.segment.build import Built, build_segment, spec_of
+from cremant.segment.compact import Compacted, compact_segment
 from cremant.segment.cuts import reached
+from cremant.segment.locations import locations_of
 from cremant.segment.reader import SealedSegment, derive
 from cremant.segment.tail import SpillQuota
+from cremant.segment.versions import Flags
 from cremant.server.partition import Partition, PartitionId, PartitionState
 from cremant.shell.logs import log_event
 
@@ -62,7 +65,7 @@ class Reconsumer:
                 own, metadata.start, scratch / "tail", SpillQuota(), upsert=record.config.upsert
             )  # fmt: skip
             try:
-                self._read(partition, metadata.end, began_s + FETCH_DEADLINE_MS / 1000)
+                self._read(partition, metadata, began_s + FETCH_DEADLINE_MS / 1000)
                 sealed = self._build(partition, record, metadata, scratch)
             finally:
                 partition.close()
@@ -73,8 +76,16 @@ class Reconsumer:
         )  # fmt: skip
         return sealed
 
-    def _read(self, partition: Partition, end: Position, ends_s: float) -> None:
-        while not reached(partition.closings.last, end):
+    def _read(self, partition: Partition, metadata: SegmentMetadata, ends_s: float) -> None:
+        """To its end; of one that was compacted, until it is known what was let go of."""
+        assert metadata.end is not None
+        end = metadata.end
+
+        def has_all() -> bool:
+            applied = partition.versions.applied if partition.versions is not None else 0
+            return reached(partition.closings.last, end) and applied >= metadata.compacted_at
+
+        while not has_all():
             if self._stopping.is_set():
                 raise Unavailable("this server is stopping")
             if time.monotonic() > ends_s:
@@ -91,7 +102,7 @@ class Reconsumer:
                     f"partition {partition.id} cannot be read again: {partition.tail.blocked}",
                     hint="free disk space; it is retried",
                 )
-            if not more and not reached(partition.closings.last, end):
+            if not more and not has_all():
                 raise NotFound(f"the epoch log of {partition.id} ends before offset {end.next_offset}")
 
     def _build(
@@ -100,10 +111,25 @@ class Reconsumer:
         assert metadata.end is not None
         spec = spec_of(record).formed(metadata.form)
         parts = partition.tail.snapshot.between(metadata.start_offset, metadata.end.next_offset)
-        built = build_segment(scratch, [part.batch for part in parts], spec, fsync=self._fsync)
+        whole = scratch / "whole" if metadata.compacted_at else scratch
+        built: Built | Compacted = build_segment(whole, [part.batch for part in parts], spec, fsync=self._fsync)
+        if metadata.compacted_at:
+            sealed = derive(whole, metadata.name, built.checksum, fsync=False)
+            built = compact_segment(scratch, sealed, _kept(partition, metadata, sealed), fsync=self._fsync)
+            shutil.rmtree(whole)
         if built.checksum != metadata.checksum:
             raise Corrupt(
                 f"segment {metadata.name}: the epoch log gives content {built.checksum}, committed was "
                 f"{metadata.checksum}"
             )
         return derive(scratch, metadata.name, built.checksum, fsync=self._fsync, indexes=record.config.indexes)
+
+
+def _kept(partition: Partition, metadata: SegmentMetadata, sealed: SealedSegment) -> Flags:
+    """Per row of the whole segment, in its order: whether it is still there."""
+    assert metadata.end is not None
+    assert partition.versions is not None
+    versions = partition.versions.tail_versions(metadata.start_offset, metadata.end.next_offset)
+    assert versions is not None
+    kept, order = versions.kept(metadata.compacted_at), locations_of(sealed.batches)[1]
+    return kept if order is None else kept[order]

@@ -55,7 +55,7 @@ class Replay:
         self.position = start
         self._log = log
         self._own = own
-        self._name = metadata.name
+        self._name, self._compacted_at = metadata.name, metadata.compacted_at
         self._first, self._end = metadata.start_offset, metadata.end.next_offset
         self._versions = versions
         self._machine = PartitionReader(own.partition, start, upsert=True)
@@ -120,6 +120,8 @@ class Replay:
         if self.position.next_offset < self._end:
             raise NotFound(f"segment {self._name}: the epoch log ends before offset {self._end}")
         found = self._versions.tail
+        if self._compacted_at:
+            found = found.compacted(found.kept(self._compacted_at), self._compacted_at)
         locations, order = locate()
         same = locations.rows == found.rows and np.array_equal(
             locations.all_offsets(), found.locations.all_offsets()

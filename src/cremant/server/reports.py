@@ -27,8 +27,12 @@ def report_of(tables: Iterable[HostedTable]) -> InstanceReport:
     for table in tables:
         # Before the lock, which queries wait for: it may look at every row.
         versions = {number: _versions_report(partition) for number, partition in list(table.partitions.items())}
+        superseded = _superseded(table)
         with table.lock:
-            segments += [_sealed_report(table, hosted) for hosted in table.segments.values()]
+            segments += [
+                _sealed_report(table, hosted, superseded.get(hosted.metadata.name))
+                for hosted in table.segments.values()
+            ]
             segments += [
                 _open_report(table, metadata) for metadata in table.open.values() if metadata.name not in table.segments
             ]
@@ -39,7 +43,7 @@ def report_of(tables: Iterable[HostedTable]) -> InstanceReport:
     return InstanceReport(segments=tuple(segments), tails=tuple(tails))
 
 
-def _sealed_report(table: HostedTable, hosted: HostedSegment) -> SegmentReport:
+def _sealed_report(table: HostedTable, hosted: HostedSegment, superseded: int | None) -> SegmentReport:
     metadata, sealed = hosted.metadata, hosted.sealed
     state = hosted.state
     if sealed is None and table.is_broken(metadata.name):
@@ -55,7 +59,34 @@ def _sealed_report(table: HostedTable, hosted: HostedSegment) -> SegmentReport:
         checksum=sealed.marker.checksum if sealed is not None and holds else None,
         bytes=sealed.disk_bytes if sealed is not None else 0, progress=table.progress.get(metadata.name, 0),
         snapshot_log_offset=hosted.snapshot.log_offset if sealed is not None and hosted.snapshot is not None else None,
+        superseded=superseded,
     )  # fmt: skip
+
+
+#: Counts are told in such parts of a segment, and made anew so rarely: what is told changes seldom.
+_COUNTED_PARTS = 50
+_COUNT_EVERY_S = 5.0
+
+
+def _superseded(table: HostedTable) -> dict[str, int]:
+    """Rows not in force per segment, rounded down; of a table that compacts."""
+    upsert = table.record.config.upsert
+    if upsert is None or upsert.compaction is None:
+        return {}
+    with table.lock:
+        segments = list(table.segments.values())
+    counts = {}
+    for hosted in segments:
+        versions = hosted.versions
+        if versions is None or hosted.outdated:
+            continue
+        changes, count, due_s = hosted.superseded
+        if changes != versions.changes and time.monotonic() >= due_s:
+            step = max(1, versions.rows // _COUNTED_PARTS)
+            changes, count = versions.changes, versions.counts()[0] // step * step
+            hosted.superseded = changes, count, time.monotonic() + _COUNT_EVERY_S
+        counts[hosted.metadata.name] = count
+    return counts
 
 
 def _open_report(table: HostedTable, metadata: SegmentMetadata) -> SegmentReport:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -46,7 +47,11 @@ class HostedSegment:
     #: Tries to build its index anew that failed (a full disk).
     index_backoff: Backoff = field(default_factory=Backoff)
     index_retry_at_s: float = 0.0
-    _scan: tuple[Alignment, tuple[pa.RecordBatch, ...]] | None = None
+    #: Held while its files are replaced, or versions are written beside them.
+    disk: threading.Lock = field(default_factory=threading.Lock)
+    #: Rows that were not in force when last counted: state of the versions then, count, and when to count again.
+    superseded: tuple[int, int, float] = (-1, 0, 0.0)
+    _scan: tuple[Alignment, SealedSegment, tuple[pa.RecordBatch, ...]] | None = None
 
     @property
     def state(self) -> ReplicaState:
@@ -54,12 +59,18 @@ class HostedSegment:
             return ReplicaState.ONLINE
         return ReplicaState.ERROR if self.error else ReplicaState.OFFLINE
 
+    @property
+    def outdated(self) -> bool:
+        """Others have let go of rows that are still here: it is served, and compacted as they did."""
+        metadata, sealed = self.metadata, self.sealed
+        return sealed is not None and metadata.compacted_at > 0 and sealed.marker.checksum != metadata.checksum
+
     def scan(self, sealed: SealedSegment, alignment: Alignment) -> tuple[pa.RecordBatch, ...]:
         known = self._scan
-        if known is None or known[0] is not alignment or self.sealed is not sealed:
-            known = (alignment, tuple(alignment.align(batch) for batch in sealed.batches))
+        if known is None or known[0] is not alignment or known[1] is not sealed:
+            known = (alignment, sealed, tuple(alignment.align(batch) for batch in sealed.batches))
             self._scan = known
-        return known[1]
+        return known[2]
 
 
 @dataclass(frozen=True, slots=True)

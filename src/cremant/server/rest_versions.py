@@ -98,7 +98,8 @@ class VersionsService:
         query = request.query_params
         table = self._table(request.path_params["table"])
         hosted = self._hosted(table, request.path_params["segment"])
-        checksum = hosted.metadata.checksum or ""
+        sealed = hosted.sealed
+        checksum = sealed.marker.checksum if sealed is not None else ""
         expected = query.get("checksum", checksum)
         if expected != checksum:
             self.sent.refused[Cause.OTHER_CONTENT] += 1

@@ -60,6 +60,10 @@ class Snapshots:
     @cause()
     def save(self, table: HostedTable, hosted: HostedSegment) -> bool:
         """Saves a segment's versions as they are now; True if there was something to write."""
+        with hosted.disk:
+            return self._save(table, hosted)
+
+    def _save(self, table: HostedTable, hosted: HostedSegment) -> bool:
         taken = _take(table, hosted)
         if taken is None:
             return False

@@ -88,6 +88,8 @@ def begin_unknown(table: HostedTable, record: PipelineRecord) -> None:
             end, sealed, reader = hosted.metadata.end, hosted.sealed, table.updater(hosted.metadata.partition)
             if hosted.versions is not None or sealed is None or end is None or reader is None:
                 continue
+            if hosted.metadata.compacted_at:  # the seed names rows that are gone
+                continue
             applied = reader.versions.applied if reader.versions is not None else 0
             if keyed_from is None or (end.epoch < keyed_from and applied < keyed_from):
                 locations, order = locations_of(sealed.batches)

@@ -219,7 +219,7 @@ class VersionsKeeper:
         while True:
             if _is_settled(table, hosted, sealed):
                 return False
-            wanted = max(_applied(table, hosted), hosted.metadata.end.epoch)
+            wanted = max(_applied(table, hosted), hosted.metadata.end.epoch, hosted.metadata.compacted_at)
             if replay.epoch >= wanted:
                 found = replay.result(locate)
                 if keyed_from is not None and hosted.metadata.end.epoch < keyed_from:
@@ -238,7 +238,10 @@ def lacking_versions(table: HostedTable) -> list[HostedSegment]:
     if table.record.config.upsert is None:
         return []
     with table.lock:
-        return [hosted for hosted in table.segments.values() if hosted.sealed is not None and hosted.versions is None]
+        return [
+            hosted for hosted in table.segments.values()
+            if hosted.sealed is not None and hosted.versions is None and not hosted.outdated
+        ]  # fmt: skip
 
 
 def adopt(table: HostedTable, hosted: HostedSegment, sealed: SealedSegment, found: Snapshot) -> bool:

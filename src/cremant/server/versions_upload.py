@@ -133,6 +133,8 @@ class VersionsUploads:
         metadata = hosted.metadata
         if metadata.status is not SegmentStatus.DONE or metadata.store_state is not StoreState.STORED:
             return False
+        if hosted.outdated:
+            return False
         others = [holder.instance for holder in holders(view, table.record, metadata.name, self._member.id)]
         if any(other < self._member.id for other in others) or hosted.snapshot is None:
             return False
@@ -156,7 +158,10 @@ class VersionsUploads:
         if before is not None and _holds(before, metadata, versions, changes) and self._is_there(before.stored):
             stored = msgspec.structs.replace(before.stored, position=position)
         else:
-            stored = self._put(table, metadata, snapshot_of(table, hosted))
+            stored = put_versions(
+                self._store, self._files, table, snapshot_of(table, hosted), metadata.name, metadata.checksum or ""
+            )
+            self.landed_total += 1
         self._say(table, metadata, stored)
         lonely = len(holders_of(metadata)) < 2
         due_s = time.monotonic() + (ONLY_COPY_EVERY_S if lonely else OTHERWISE_EVERY_S)
@@ -168,24 +173,6 @@ class VersionsUploads:
             return self._store.size(self._store.name_of(stored.url)) == stored.size_bytes
         except NotFound:
             return False
-
-    def _put(self, table: HostedTable, metadata: SegmentMetadata, snapshot: Snapshot) -> StoredVersions:
-        scratch = self._files.new_scratch()
-        try:
-            path = scratch / "versions"
-            path.write_bytes(pack(snapshot, segment=metadata.name, checksum=metadata.checksum or ""))
-            checksum = checksum_of(path)
-            name = versions_object(
-                table.name, table.record.incarnation, metadata.name, snapshot.position.log_offset, checksum
-            )
-            url, size_bytes = self._store.put(name, path), path.stat().st_size
-        finally:
-            self._files.remove(scratch)
-        self.landed_total += 1
-        log_event(
-            _log, "versions uploaded", segment=metadata.name, url=url, epoch=snapshot.position.epoch, bytes=size_bytes
-        )
-        return StoredVersions(url=url, position=snapshot.position, size_bytes=size_bytes, file_checksum=checksum)
 
     def _say(self, table: HostedTable, metadata: SegmentMetadata, stored: StoredVersions) -> None:
         message = VersionsStored(
@@ -203,6 +190,23 @@ class VersionsUploads:
             self._store.delete(self._store.name_of(url))
         except CremantError as error:  # nobody names it: the controller sweeps it
             log_failure(_log, "an object that nobody wants stays for now", error, url=url)
+
+
+def put_versions(
+    store: DeepStore, files: ServerFiles, table: HostedTable, snapshot: Snapshot, segment: str, checksum: str
+) -> StoredVersions:
+    """Stores the versions of a segment of this content. Raises CremantError."""
+    scratch = files.new_scratch()
+    try:
+        path = scratch / "versions"
+        path.write_bytes(pack(snapshot, segment=segment, checksum=checksum))
+        of_file = checksum_of(path)
+        name = versions_object(table.name, table.record.incarnation, segment, snapshot.position.log_offset, of_file)
+        url, size_bytes = store.put(name, path), path.stat().st_size
+    finally:
+        files.remove(scratch)
+    log_event(_log, "versions uploaded", segment=segment, url=url, epoch=snapshot.position.epoch, bytes=size_bytes)
+    return StoredVersions(url=url, position=snapshot.position, size_bytes=size_bytes, file_checksum=of_file)
 
 
 def _holds(uploaded: _Uploaded, metadata: SegmentMetadata, versions: Versions, changes: int) -> bool:

@@ -168,6 +168,31 @@ class VersionsStoredReply(Message, frozen=True, kw_only=True):
     unnamed: str | None = None
 
 
+class SegmentCompacted(Message, frozen=True, kw_only=True):
+    """POST /internal/v1/segmentCompacted: what is left of content `before` once the rows are gone that were replaced up
+    to `epoch`; `url` and `versions`: where the deep store has it, and which of its rows are in force. `checksum` equal to
+    `before`: there was nothing to let go of."""
+
+    instance: str
+    table: str
+    incarnation: str
+    segment: str
+    epoch: int
+    before: str
+    checksum: str
+    file_checksum: str
+    rows: int
+    size_bytes: int
+    url: str | None = None
+    versions: StoredVersions | None = None
+
+
+class SegmentCompactedReply(Message, frozen=True, kw_only=True):
+    """KEEP: recorded. DISCARD: not wanted (any more). NOT_LEADER: say it again."""
+
+    status: CompletionStatus
+
+
 # --- pipeline -> controller ---
 
 

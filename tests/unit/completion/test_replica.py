@@ -7,6 +7,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from cremant.completion.replica import (
@@ -318,6 +319,15 @@ def test_in_download_mode_a_replica_that_has_the_rows_builds_when_fetching_fails
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
+
+
+def test_a_segment_that_others_have_compacted_is_fetched_whatever_the_tail_has() -> None:
+    """built as committed once, and not installed before its rows went -> FETCH, and that is no divergence"""
+    sealing = told_to_commit("as it was")
+    compacted = msgspec.structs.replace(DONE, compacted_at=7)
+    assert step(sealing, compacted, END).rule == "compacted"
+    assert kind(sealing, compacted, END) is StepKind.FETCH
+    assert not sealing.diverged
 
 
 def test_every_row_of_the_table_is_reached_and_printed() -> None:

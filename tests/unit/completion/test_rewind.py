@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cremant.completion.rewind import is_taken_back, plan_rewind, without_later_versions
+from cremant.completion.rewind import is_taken_back, plan_rewind, without_later
 from cremant.model.cluster import PartitionRecord, PipelineRecord, Rewind
 from cremant.model.offsets import Position
 from cremant.model.segments import SegmentMetadata, SegmentStatus, StoredVersions
@@ -96,4 +96,4 @@ def test_stored_versions_with_updates_that_are_taken_back_are_named_no_more() ->
         return StoredVersions(url=f"v{epoch}", position=at(epoch), size_bytes=1, file_checksum="sha256:0")
 
     older, same, later = (msgspec.structs.replace(CHAIN[0], versions=versions(epoch)) for epoch in (11, 12, 13))
-    assert without_later_versions([older, same, later, CHAIN[1]], 12) == [msgspec.structs.replace(later, versions=None)]
+    assert without_later([older, same, later, CHAIN[1]], 12) == [msgspec.structs.replace(later, versions=None)]

@@ -16,7 +16,7 @@ from cremant.model.schema_json import parse_schema, schema_to_json
 from cremant.model.table import TableConfig, TransformConfig
 from cremant.model.table_json import parse_table, table_to_json, validate_table
 from cremant.model.table_keys import TABLE_KEYS
-from cremant.model.upsert import NullKeyPolicy, UpsertConfig
+from cremant.model.upsert import CompactionConfig, NullKeyPolicy, UpsertConfig
 from cremant.model.upsert_json import check_upsert_change, completed_by
 
 FULL = {"mode": "FULL"}
@@ -303,6 +303,55 @@ def test_a_column_kafka_offset_of_an_upsert_table_is_the_offset() -> None:
     own = {"transformConfigs": [{"columnName": "KafkaOffset", "transformFunction": "plus(version, 1)"}]}
     assert len(checked(FULL, of, ingestionConfig=own).transforms) == 1
     assert checked(None, of).transforms == ()
+
+
+# --- compaction ---
+
+
+def task(**keys: Any) -> dict[str, Any]:
+    return {"task": {"taskTypeConfigsMap": {"UpsertCompactionTask": keys}}}
+
+
+def test_compaction_is_said_as_in_pinot() -> None:
+    def compaction(**keys: Any) -> CompactionConfig | None:
+        found = checked(FULL, **task(**keys)).upsert
+        assert found is not None
+        return found.compaction
+
+    week_ms = 7 * 24 * 3_600_000
+    assert compaction(invalidRecordsThresholdCount="100000") == CompactionConfig(buffer_ms=week_ms, count=100_000)
+    assert compaction(
+        schedule="0 */5 * ? * *", bufferTimePeriod="1d12h", invalidRecordsThresholdPercent="30.5",
+        invalidRecordsThresholdCount=7, tableMaxNumTasks="4", validDocIdsType="SNAPSHOT",
+    ) == CompactionConfig(buffer_ms=36 * 3_600_000, percent=30.5, count=7)  # fmt: skip
+    assert compaction(bufferTimePeriod="0d", invalidRecordsThresholdPercent=0) == CompactionConfig(buffer_ms=0)
+    others = {"task": {"taskTypeConfigsMap": {"RealtimeToOfflineSegmentsTask": {}}}}
+    assert checked(FULL, **others).upsert == checked(FULL).upsert == checked(FULL, task=None).upsert
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"bufferTimePeriod": "7d"}, "set invalidRecordsThresholdPercent or invalidRecordsThresholdCount"),
+        ({"invalidRecordsThresholdPercent": 101}, "ThresholdPercent: expected a number of 0 to 100, found 101"),
+        ({"invalidRecordsThresholdPercent": "many"}, "ThresholdPercent: expected a number"),
+        ({"invalidRecordsThresholdCount": 0}, "ThresholdCount: expected a number of 1 or more, found 0"),
+        ({"invalidRecordsThresholdCount": True}, "ThresholdCount: expected a number"),
+        ({"invalidRecordsThresholdCount": "1.5"}, "ThresholdCount: expected a whole number of rows"),
+        ({"invalidRecordsThresholdCount": 9, "bufferTimePeriod": "soon"}, "bufferTimePeriod: 'soon' is not a period"),
+    ],
+)
+def test_a_compaction_that_cannot_be_is_refused_with_the_reason(keys: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidConfig, match=reason):
+        parse_table(document(FULL, **task(**keys)))
+
+
+def test_only_upsert_tables_are_compacted_and_that_may_change() -> None:
+    with pytest.raises(InvalidConfig, match="UpsertCompactionTask is of upsert tables"):
+        checked(None, **task(invalidRecordsThresholdCount=9))
+    config, of = checked(FULL, **task(invalidRecordsThresholdCount=9)), schema()
+    check_upsert_change(checked(FULL), of, config, of)
+    check_upsert_change(config, of, checked(FULL), of)
 
 
 # --- what may change of a live table ---

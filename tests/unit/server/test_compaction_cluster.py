@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compaction on servers with a real controller, in one process: replaced rows go, copies stay equal, whoever dies
+whenever, and no answer is ever wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from versions_world import Node, World, peers_only
+
+from cremant.controller import housekeeping
+from cremant.model.cluster import pipeline_key
+from cremant.model.errors import NoResource, UserError
+from cremant.model.segments import SegmentMetadata, StoreState
+from cremant.server import compacting, reports, snapshots, validity, versions_upload
+
+COMPACTION: dict[str, Any] = {
+    "task": {
+        "taskTypeConfigsMap": {
+            "UpsertCompactionTask": {"bufferTimePeriod": "0d", "invalidRecordsThresholdPercent": "20"},
+        }
+    },
+    "cremant": {"upsert": {"historyMs": 1_000}},
+}
+
+
+@pytest.fixture
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
+    monkeypatch.setattr(versions_upload, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(snapshots, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(snapshots, "SAVE_EVERY_S", 0.5)
+    monkeypatch.setattr(validity, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(compacting, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(reports, "_COUNT_EVERY_S", 0.1)
+    monkeypatch.setattr(housekeeping, "TRIM_INTERVAL_MS", 10**9)
+    made: list[World] = []
+
+    def make(*names: str, **segments: Any) -> World:
+        made.append(World(tmp_path, names, table=COMPACTION, keys=60, **segments))
+        catalog = made[-1].cluster.controller.catalog
+        record = catalog.pipelines["trips"]  # no pipeline runs here: the table had keys from the beginning
+        catalog.commit({pipeline_key("trips"): msgspec.structs.replace(record, generation=1, keyed_from=0)})
+        return made[-1]
+
+    yield make
+    for world in made:
+        world.close()
+
+
+def compacted(world: World) -> list[SegmentMetadata]:
+    return [segment for segment in world.table.segments if segment.compacted_at]
+
+
+def order(world: World) -> None:
+    world.step()
+    world.cluster.controller.compactions.run()
+
+
+def until_compacted(world: World, segments: int, deadline_s: float = 60) -> None:
+    """So many segments, on every live server."""
+
+    def done() -> bool:
+        order(world)
+        return len(compacted(world)) >= segments and all(is_up_to_date(world, node) for node in world.nodes)
+
+    world.until(done, deadline_s)
+
+
+def is_up_to_date(world: World, node: Node) -> bool:
+    if "trips" not in node.hosting.tables:
+        return False
+    held = node.hosting.tables["trips"].segments
+    return all(
+        segment.name in held and (sealed := held[segment.name].sealed) is not None
+        and sealed.marker.checksum == segment.checksum and held[segment.name].versions is not None
+        for segment in world.table.segments
+    )  # fmt: skip
+
+
+def check(world: World) -> None:
+    """Every server is right, or refuses, at any epoch; and says the newest."""
+    for node in world.nodes:
+        world.check(node)
+
+
+def refuses_what_is_gone(world: World) -> bool:
+    oldest = max(segment.compacted_at for segment in compacted(world))
+    return all(node.at(oldest - 1) is None and node.at(oldest) is not None for node in world.nodes)
+
+
+def test_replaced_rows_go_on_every_replica_and_answers_stay(make_world: Callable[..., World]) -> None:
+    world = make_world("one", "other", **peers_only())
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+    before = {segment.name: segment for segment in world.table.segments}
+    check(world)
+    until_compacted(world, 3)
+    check(world)
+    assert refuses_what_is_gone(world)
+    world.write(15)
+    check(world)
+    until_compacted(world, 6)
+    check(world)
+    for segment in compacted(world):
+        if segment.name in before:
+            was = before[segment.name]
+            assert segment.rows == was.rows - segment.rows_removed < was.rows
+            assert (segment.columns, segment.end, segment.form) == (was.columns, was.end, was.form)
+            assert set(segment.copies) == {"one", "other"}
+    shown = world.cluster.get("/tables/trips/upsert")
+    assert shown["compaction"]["rowsRemoved"] == sum(segment.rows_removed for segment in compacted(world))
+    assert shown["compaction"]["epoch"] == max(segment.compacted_at for segment in compacted(world))
+    world.until(lambda: world.cluster.get("/tables/trips/upsert")["horizon"] == shown["compaction"]["epoch"])
+
+
+def test_a_server_that_comes_late_gets_what_is_left_from_the_other(make_world: Callable[..., World]) -> None:
+    world = make_world("one", "other", **peers_only())
+    one, other = world.nodes
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+    check(world)
+    until_compacted(world, 3)
+    one.lose_disk()
+    world.nodes.remove(one)
+    world.write(5)
+    world.check(other)
+    one.start()
+    world.nodes.append(one)
+    check(world)
+    world.until(lambda: is_up_to_date(world, one))
+    check(world)
+
+
+def test_a_server_alone_has_it_in_the_store_before_it_lets_go(make_world: Callable[..., World]) -> None:
+    world = make_world("one")
+    (one,) = world.nodes
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+    world.until(lambda: all(segment.store_state is StoreState.STORED for segment in world.table.segments))
+    until_compacted(world, 2)
+    for segment in compacted(world):
+        assert segment.store_state is StoreState.STORED
+        assert segment.versions is not None
+    world.write(3)
+    world.check(one)
+    one.lose_disk()
+    one.start()
+    world.check(one)
+    assert is_up_to_date(world, one)
+
+
+def test_a_server_that_was_down_meanwhile_makes_the_same_of_what_it_has(make_world: Callable[..., World]) -> None:
+    """What it has is older than the record says; it is served until its successor is there."""
+    world = make_world("one", "other", **peers_only())
+    one, other = world.nodes
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+    check(world)
+    world.until(lambda: (order(world), any(one.compacting for one in world.table.segments))[1])
+    other.stop()
+    world.nodes.remove(other)
+    until_compacted(world, 1)
+    world.check(one)
+    assert not is_up_to_date(world, other)
+    other.start()
+    world.nodes.append(other)
+    until_compacted(world, 2)
+    check(world)
+
+
+STEPS = ["derive", "put", "call", "adopt"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_whoever_dies_in_the_middle_goes_on_after_a_restart(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The process ends (here: fails for good, and is started again) at each step of making, storing, telling,
+    replacing."""
+    world = make_world("one", "other")
+    one, _ = world.nodes
+    world.write(24)
+    world.until(lambda: world.sealed(4))
+    world.until(lambda: all(segment.store_state is StoreState.STORED for segment in world.table.segments))
+    died: list[str] = []
+
+    def dies(*args: Any, **kwargs: Any) -> Any:
+        died.append(step)
+        raise NoResource("the process ends here")
+
+    with monkeypatch.context() as patched:
+        if step == "derive":
+            patched.setattr(compacting, "derive", dies)
+        elif step == "put":
+            patched.setattr(compacting, "put_versions", dies)
+        elif step == "call":
+            real = one.link.call
+
+            def told_and_dies(path: str, *args: Any, **kwargs: Any) -> Any:
+                answer = real(path, *args, **kwargs)
+                return dies() if path.endswith("segmentCompacted") else answer
+
+            patched.setattr(one.link, "call", told_and_dies)
+        else:
+            real_adopt = one.files.adopt
+
+            def moved_and_dies(sealed: Any, target: Any) -> Any:
+                if ".replaced" in str(target) or target.exists():
+                    target.rename(target.with_name(target.name + ".replaced"))
+                    return dies()
+                return real_adopt(sealed, target)
+
+            patched.setattr(one.files, "adopt", moved_and_dies)
+        world.until(lambda: (order(world), died)[1])
+        one.stop()
+    one.start()
+    world.until(lambda: one.link.view is not None)
+    check(world)
+    until_compacted(world, 2)
+    check(world)
+    names = [segment.name for segment in world.table.segments]
+    assert not [path for path in one.root.rglob("*.replaced")]
+    assert set(one.files.segments_on_disk("trips", world.table.record.incarnation)) >= set(names)
+
+
+def test_no_rewind_goes_behind_what_is_gone(make_world: Callable[..., World]) -> None:
+    world = make_world("one", "other", **peers_only())
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+    until_compacted(world, 1)
+    oldest = max(segment.compacted_at for segment in compacted(world))
+    with pytest.raises(UserError, match="was compacted at epoch"):
+        world.cluster.controller.rewinds.rewind("trips", oldest - 1, dry_run=True)
