@@ -49,7 +49,7 @@ def main() -> int:
     log = "kafka" if arguments.kafka else arguments.log
     context = Context(
         quick=arguments.quick, log=log, kafka=arguments.kafka, controller=arguments.controller, broker=arguments.broker,
-        minutes=arguments.minutes, only=arguments.only,
+        minutes=arguments.minutes, only=arguments.only, rows=arguments.rows, keys=arguments.keys,
     )  # fmt: skip
     print(f"bench {arguments.name}, {log} log: {BENCHMARKS[arguments.name]}", file=sys.stderr)
     machine = describe_machine()
@@ -80,6 +80,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--kafka", metavar="HOST:PORT", help="rows go to this Kafka, instead of one of our own")
     parser.add_argument("--minutes", type=float, default=0.0, help="of soak (60; 5 with --quick), of outage (10; 1)")
     parser.add_argument("--only", default="", metavar="PART", help="of upsert: this part alone (bench/upsert.py)")
+    parser.add_argument("--rows", type=int, default=0, help="of upsert: this many instead of what a part has")
+    parser.add_argument("--keys", type=int, default=0, help="of upsert: this many instead of what a part has")
     return parser.parse_args()
 
 

@@ -161,12 +161,17 @@ class Context:
         broker: str | None = None,
         minutes: float = 0.0,
         only: str = "",
+        rows: int = 0,
+        keys: int = 0,
     ) -> None:
         self.quick = quick
         self.log = log
         self.minutes = minutes
         #: The part of a benchmark to run; empty = all of it.
         self.only = only
+        #: Sizes, where a benchmark has a choice; 0 = its own.
+        self.rows = rows
+        self.keys = keys
         self._kafka = kafka
         self._controller = controller
         self._broker = broker

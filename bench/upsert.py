@@ -2,7 +2,7 @@
 """What do keys cost? Upsert tables whose stream is not keyed: how fast versions come in, how old the newest visible one
 is, what validity costs a query, what a key and a row cost in bytes, how long a server needs to come back.
 
-Parts, each with a cluster of its own (`--only PART`):
+Parts, each with a cluster of its own (`--only PART`; `--rows`, `--keys` for other sizes):
 
     preloaded  a topic with five versions per key, from the creation of the table until the right answer
     freshness  as the benchmark of that name, versions of 100,000 keys at 10,000/s
@@ -28,9 +28,13 @@ from bench.cluster import ClusterError, Rest
 from bench.context import Context, Driven, cpu_seconds, table_config
 from bench.dataset import BATCH, SCHEMA, rows_of
 from bench.query import SHAPES
+from cremant.server.snapshots import SAVE_EVERY_S
 
 PARTITIONS = 4
 DEADLINE_S = 1_200.0
+#: Asking takes cores from what is measured.
+ASK_EVERY_S = 0.25
+TELL_EVERY_S = 20.0
 UPSERT = {"upsertConfig": {"mode": "FULL", "comparisonColumns": ["ts"]}}
 Figures = dict[str, Any]
 
@@ -63,8 +67,15 @@ class Feed:
             self._stream.append(self.topic, partition, values)
         self._stream.flush()
 
-    def fill(self, chunks: Iterable[np.ndarray]) -> Self:
-        self.append(map(self.made, chunks))
+    def fill(self, context: Context, chunks: Iterable[np.ndarray]) -> Self:
+        told = time.monotonic()
+        for ids in chunks:
+            partition, values = self.made(ids)
+            self._stream.append(self.topic, partition, values)
+            if time.monotonic() - told > TELL_EVERY_S:
+                told = time.monotonic()
+                context.show(f"{self.rows:,} rows in the topic")
+        self._stream.flush()
         return self
 
     @property
@@ -85,7 +96,10 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
         if part not in PARTS:
             raise ClusterError(f"upsert has no part {part!r}; there are {', '.join(PARTS)}")
         context.show(f"part {part}")
-        metrics |= PARTS[part](context)
+        figures = PARTS[part](context)
+        for name, value in figures.items():
+            context.show(f"{name} = {value:,.3f}" if isinstance(value, float) else f"{name} = {value:,}")
+        metrics |= figures
     return {"partitions": PARTITIONS, "parts": chosen}, metrics
 
 
@@ -116,41 +130,62 @@ def create(context: Context, driven: Driven, table: str, loaded: Feed, *, upsert
     context.create_table(driven, schema, config | (UPSERT if upsert else {}))
 
 
-def wait_for(rest: Rest, table: str, expected: list[list[Any]]) -> float:
-    """Seconds until the table is right."""
-    return rest.wait_for(f"SELECT COUNT(*), SUM(quantity) FROM {table}", expected, deadline_s=DEADLINE_S)
+def wait_for(context: Context, rest: Rest, table: str, expected: list[list[Any]]) -> None:
+    """Until the table is right."""
+    started = told = time.monotonic()
+    last: object = None
+    while last != expected:
+        now = time.monotonic()
+        if now - started > DEADLINE_S:
+            raise ClusterError(f"{table}: expected {expected} within {DEADLINE_S:g} s, last {last!r}")
+        if now - told > TELL_EVERY_S:
+            told = now
+            context.show(f"{table}: {last}, waiting for {expected}")
+        time.sleep(ASK_EVERY_S)
+        try:
+            last = rest.rows(f"SELECT COUNT(*), SUM(quantity) FROM {table}")
+        except (httpx.HTTPError, ClusterError) as error:
+            last = error
 
 
 # --- parts ---
 
 
 def preloaded(context: Context) -> Figures:
-    rows = 1_000_000 if context.quick else 5_000_000
+    rows, keys = _sized(context, quick=(1_000_000, 200_000), full=(5_000_000, 1_000_000))
     with context.cluster() as driven:
-        context.show(f"filling the topic with {rows:,} rows, five versions per key")
-        loaded = Feed(driven).fill(versions_of(rows, rows // 5))
+        context.show(f"filling the topic with {rows:,} versions of {keys:,} keys")
+        loaded = Feed(driven).fill(context, versions_of(rows, keys))
         context.show("creating the table")
         cpu_before = cpu_seconds(driven.local) if driven.local else 0.0
         started = time.monotonic()
         create(context, driven, "bench", loaded, upsert=True, flush_rows=1_000_000)
-        first_s = _first_rows(driven.rest, "bench")
-        wait_for(driven.rest, "bench", loaded.answer)
+        first, first_s = _first_rows(driven.rest, "bench")
+        wait_for(context, driven.rest, "bench", loaded.answer)
         took = time.monotonic() - started
         context.show(f"right after {took:.1f} s")
         figures: Figures = {"preloaded_rows_per_s": rows / took, "preloaded_first_rows_s": first_s}
-        figures["preloaded_steady_rows_per_s"] = rows / max(took - first_s, 0.001)
+        if first < rows:
+            figures["preloaded_steady_rows_per_s"] = (rows - first) / (took - first_s)
         if driven.local:
             figures["cpu_s_per_million_rows"] = (cpu_seconds(driven.local) - cpu_before) / rows * 1e6
             figures |= _sizes(driven, loaded)
     return figures
 
 
-def _first_rows(rest: Rest, table: str) -> float:
+def _sized(context: Context, *, quick: tuple[int, int], full: tuple[int, int]) -> tuple[int, int]:
+    """Rows and keys of a part."""
+    rows, keys = quick if context.quick else full
+    return context.rows or rows, context.keys or keys
+
+
+def _first_rows(rest: Rest, table: str) -> tuple[int, float]:
+    """How many versions the first answer with any had, and after how long."""
     started = time.monotonic()
     while time.monotonic() - started < DEADLINE_S:
         try:
-            if rest.rows(f"SELECT COUNT(*) FROM {table}")[0][0]:
-                return time.monotonic() - started
+            if count := rest.rows(f"SET skipUpsert = true; SELECT COUNT(*) FROM {table}")[0][0]:
+                return count, time.monotonic() - started
         except (httpx.HTTPError, ClusterError):
             pass
         time.sleep(0.1)
@@ -196,16 +231,16 @@ def lag(context: Context) -> Figures:
 
 
 def query(context: Context) -> Figures:
-    rows, rounds = (1_000_000, 9) if context.quick else (5_000_000, 21)
+    rows, rounds = context.rows or (1_000_000 if context.quick else 5_000_000), 9 if context.quick else 21
     with context.cluster() as driven:
         context.show(f"filling the topic with {rows:,} rows, a tenth of them superseded")
-        loaded = Feed(driven).fill(mostly_in_force(rows))
+        loaded = Feed(driven).fill(context, mostly_in_force(rows))
         flush_rows = rows // PARTITIONS // 5
         create(context, driven, "bench", loaded, upsert=True, flush_rows=flush_rows)
-        wait_for(driven.rest, "bench", loaded.answer)
+        wait_for(context, driven.rest, "bench", loaded.answer)
         create(context, driven, "plain", loaded, upsert=False, flush_rows=flush_rows)
         quantities = int((np.arange(rows) * 31 % 100).sum())
-        wait_for(driven.rest, "plain", [[rows, quantities]])
+        wait_for(context, driven.rest, "plain", [[rows, quantities]])
         _wait_until_sealed(driven.rest, ("bench", "plain"))
         context.show(f"both tables are right and sealed; {rounds} rounds")
         return _ratios(context, driven.rest, rows, rounds)
@@ -233,11 +268,11 @@ def _ratios(context: Context, rest: Rest, rows: int, rounds: int) -> Figures:
     return figures | {"query_ratio_median": median(ratios), "query_ratio_worst": max(ratios)}
 
 
-def _wait_until_sealed(rest: Rest, tables: Sequence[str], deadline_s: float = 180.0) -> None:
-    """Until the number of rows in sealed segments has not changed for eight seconds."""
+def _wait_until_sealed(rest: Rest, tables: Sequence[str], deadline_s: float = 300.0) -> None:
+    """Until the number of rows in sealed segments has not changed for fifteen seconds."""
     started = changed = time.monotonic()
     last = -1
-    while time.monotonic() - changed < 8 and time.monotonic() - started < deadline_s:
+    while time.monotonic() - changed < 15 and time.monotonic() - started < deadline_s:
         view = rest.call("GET", "/internal/v1/view")["tables"]
         sealed = sum(segment["rows"] for table in tables for segment in view[table]["segments"])
         if sealed != last:
@@ -246,25 +281,32 @@ def _wait_until_sealed(rest: Rest, tables: Sequence[str], deadline_s: float = 18
 
 
 def restart(context: Context) -> Figures:
-    rows, keys = (2_000_000, 500_000) if context.quick else (20_000_000, 5_000_000)
+    rows, keys = _sized(context, quick=(2_000_000, 500_000), full=(20_000_000, 5_000_000))
     with context.cluster() as driven:
         if driven.local is None:
             raise ClusterError("restart kills a server of its own cluster: leave --controller and --broker away")
         context.show(f"filling the topic with {rows:,} rows of {keys:,} keys")
-        loaded = Feed(driven).fill(versions_of(rows, keys))
+        loaded = Feed(driven).fill(context, versions_of(rows, keys))
+        context.show("creating the table")
         create(context, driven, "bench", loaded, upsert=True, flush_rows=rows // PARTITIONS // 5)
-        wait_for(driven.rest, "bench", loaded.answer)
+        wait_for(context, driven.rest, "bench", loaded.answer)
+        context.show("the table is right; sealing, and a round of snapshots")
         _wait_until_sealed(driven.rest, ("bench",))
         dice = random.Random(2)
         asked = ["SELECT COUNT(*), SUM(quantity) FROM bench", *(shape(dice, keys) for shape in SHAPES.values())]
         before = [driven.rest.rows(sql) for sql in asked]
-        time.sleep(65)  # a round of snapshots
+        warm_s = max(_until(driven.rest, asked, before))
+        context.show(f"these {len(asked)} queries take {warm_s:.1f} s, one after the other")
+        time.sleep(SAVE_EVERY_S + 10)
         took = []
         for attempt in range(1 if context.quick else 3):
             driven.local.kill("server-1")
-            took.append(max(_until(driven.rest, asked, before)))
-            context.show(f"{attempt + 1}: every query answered {took[-1]:.1f} s after kill -9")
-    return {"restart_rows": rows, "restart_keys": loaded.keys, "server_restart_s": median(took)}
+            times = list(_until(driven.rest, asked, before))
+            took.append(times[-1])
+            context.show(f"{attempt + 1}: first answer {times[0]:.1f} s after kill -9, all {times[-1]:.1f} s")
+            time.sleep(5)  # what is restarted at once has lived a while
+    figures: Figures = {"restart_rows": rows, "restart_keys": loaded.keys, "restart_queries_s": warm_s}
+    return figures | {"server_restart_s": median(took)}
 
 
 def _until(rest: Rest, asked: Sequence[str], before: Sequence[list[list[Any]]]) -> Iterator[float]:
@@ -288,19 +330,23 @@ def _until(rest: Rest, asked: Sequence[str], before: Sequence[list[list[Any]]]) 
 def by_keys(context: Context) -> Figures:
     """A table gets all its keys; then versions of any of them are timed."""
     figures: Figures = {}
-    for keys in (10_000, 100_000, 1_000_000) if context.quick else (100_000, 1_000_000, 10_000_000):
-        updates = min(1_000_000, 5 * keys) if context.quick else 2_000_000
+    sizes = (10_000, 100_000, 1_000_000) if context.quick else (100_000, 1_000_000, 10_000_000)
+    for keys in (context.keys,) if context.keys else sizes:
+        updates = context.rows or (500_000 if context.quick else 2_000_000)
         with context.cluster() as driven:
             context.show(f"{keys:,} keys")
-            feed = Feed(driven).fill(np.arange(first, min(first + BATCH, keys)) for first in range(0, keys, BATCH))
+            once = (np.arange(first, min(first + BATCH, keys)) for first in range(0, keys, BATCH))
+            feed = Feed(driven).fill(context, once)
             create(context, driven, "bench", feed, upsert=True, flush_rows=2_000_000)
-            wait_for(driven.rest, "bench", feed.answer)
+            wait_for(context, driven.rest, "bench", feed.answer)
+            context.show(f"{keys:,} keys are there; {updates:,} versions of them")
             batches = [feed.made(ids) for ids in versions_of(updates, keys)]
             cpu_before = cpu_seconds(driven.local) if driven.local else 0.0
             started = time.monotonic()
             feed.append(batches)
-            wait_for(driven.rest, "bench", feed.answer)
+            wait_for(context, driven.rest, "bench", feed.answer)
             took = time.monotonic() - started
+            figures[f"updates_per_s_{keys}"] = updates / took
             if driven.local:
                 figures[f"cpu_us_per_update_{keys}"] = (cpu_seconds(driven.local) - cpu_before) / updates * 1e6
             context.show(f"{keys:,} keys: {updates / took:,.0f} updates/s")
