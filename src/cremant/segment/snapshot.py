@@ -64,10 +64,11 @@ Locate: TypeAlias = Callable[[], tuple[Locations, Int32s | None]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`versions` as of `position`."""
+    """`versions` as of `position`. `written`: as of when the file says so, if it was one."""
 
     versions: Versions
     position: Position
+    written: Position | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +172,7 @@ def read(directory: Path, *, segment: str, checksum: str, rows: int, locate: Loc
         raise Corrupt(f"{path}: {error}") from error
     later = _unchanged_until(directory / POSITION_FILE, found.position)
     found.versions.closed(later.epoch)
-    return Snapshot(found.versions, later)
+    return Snapshot(found.versions, later, found.position)
 
 
 def _unchanged_until(path: Path, since: Position) -> Position:

@@ -32,7 +32,7 @@ class HostedSegment:
     follow_from: Position | None = None
     #: As of when its versions are on this server's disk.
     snapshot: Position | None = None
-    #: What this process last wrote: as of where, how often they had changed; and how often they had been taken back.
+    #: What its file on disk has: as of where, how often they had changed; and how often they had been taken back.
     saved: tuple[Position, int] | None = None
     rewinds_saved: int = 0
     #: Monotonic seconds.

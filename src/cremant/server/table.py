@@ -101,6 +101,8 @@ class HostedTable:
         with self.lock:
             hosted = self.segments.get(metadata.name) or HostedSegment(metadata)
             hosted.metadata, hosted.sealed, hosted.error, hosted.verified = metadata, sealed, None, verified
+            # Its directory is a new one, without versions.
+            hosted.snapshot, hosted.saved, hosted.save_at_s = None, None, 0.0
             self.segments[metadata.name] = hosted
             partition = self.partitions.get(metadata.partition)
             if partition is not None:

@@ -55,6 +55,8 @@ def open_versions(hosted: HostedSegment) -> None:
         return
     hosted.versions = found.versions
     hosted.follow_from = hosted.snapshot = found.position
+    if found.written is not None:
+        hosted.saved = (found.written, found.versions.changes)
 
 
 def replay_from(table: HostedTable, partition: int, earliest: int) -> Position | None:
