@@ -95,9 +95,13 @@ class UpsertLog(EpochLog):
         self.ends[partition] += rows
         return first + rows
 
-    def mark(self, *, reached_at_ms: int | None = None) -> int:
+    def mark(self, *, reached_at_ms: int | None = None, expire_below: int | None = None) -> int:
+        """`expire_below`: the epoch is a seed that leaves out keys whose row in force is older."""
         closing = self.epoch + 1
-        updates = self.history.close(closing, self.ends)
+        if expire_below is None:
+            updates = self.history.close(closing, self.ends)
+        else:
+            updates = self.history.expire(closing, expire_below)
         for partition, lines in updates.items():
             offsets, sub_rows, ops = zip(*sorted(lines), strict=True)
             block = update_block(

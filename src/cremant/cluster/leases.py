@@ -91,8 +91,12 @@ def set_base(
         done = msgspec.structs.replace(rewound, generation=generation, next_epoch=first_epoch)
         rewinds = (*rewinds[:-1], done)
     keyed_from, expiry = record.keyed_from, record.expiry
-    if keyed and begins_with_seed(base, first_epoch, previous) and not (keyed_from is None or keyed_from > previous):
-        expiry = expiry if expire_before_ms is None else Expiry(epoch=first_epoch, before_ms=expire_before_ms)
+    if keyed and begins_with_seed(base, first_epoch, previous):
+        expires = expire_before_ms is not None and keyed_from is not None and keyed_from <= previous
+        if expires and expire_before_ms is not None:
+            expiry = Expiry(epoch=first_epoch, before_ms=expire_before_ms)
+        elif expiry is not None and expiry.epoch > previous:
+            expiry = None  # a seed that was not closed, and this one is another
     if keyed and (keyed_from is None or keyed_from > previous):
         keyed_from = first_epoch
     return msgspec.structs.replace(

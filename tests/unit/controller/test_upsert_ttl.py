@@ -154,6 +154,18 @@ def test_a_segment_goes_once_its_rows_are_hidden_everywhere(cluster: Cluster) ->
     assert janitor.expire_segments() == 1
 
 
+def test_a_seed_that_was_not_closed_and_is_not_for_expiry_hides_nothing(cluster: Cluster) -> None:
+    """Its epoch's number may be taken by another one."""
+    made = create(cluster)
+    start(cluster, made, epoch=2, previous=0)
+    start(cluster, made, epoch=9, previous=6)
+    document = table()
+    document["segmentsConfig"] |= {"retentionTimeUnit": "DAYS", "retentionTimeValue": "10"}
+    cluster.post("/tables/gold", document | {"upsertConfig": {"mode": "FULL", "metadataTTL": 0}}, method="PUT")
+    start(cluster, made, epoch=9, previous=6)
+    assert cluster.controller.catalog.pipelines["gold"].expiry is None
+
+
 def test_a_segment_with_rows_that_came_after_the_seed_waits_for_the_next(cluster: Cluster) -> None:
     made = create(cluster)
     start(cluster, made, epoch=2, previous=0)
