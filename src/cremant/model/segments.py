@@ -132,8 +132,9 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     store_changed_ms: int = 0
     #: Of upsert tables, beside the object that `store_url` names.
     versions: StoredVersions | None = None
-    #: Of upsert tables: rows that were replaced up to epoch `compacted_at` are gone, so many so far; nobody can be asked
-    #: of an earlier epoch (0: all are there). `compacting`: the epoch at which it is to be compacted, None: it is not.
+    #: Of upsert tables: rows that were replaced up to epoch `compacted_at` are gone, so many so far; nobody who has let
+    #: go of them can be asked of an earlier epoch (0: all are there). `compacting`: the epoch at which it is to be
+    #: compacted, None: it is not.
     compacted_at: int = 0
     rows_removed: int = 0
     compacting: int | None = None

@@ -331,8 +331,8 @@ def _column_problems(upsert: UpsertConfig, schema: Schema) -> list[str]:
 
 
 def check_upsert_change(old: TableConfig, old_schema: Schema, new: TableConfig, new_schema: Schema) -> None:
-    """What may change of a live table: TTLs, null keys, history, compaction; what decided which rows are in force may not.
-    Raises Conflict."""
+    """What may change of a live table: TTLs, null keys, history, compaction; what decided which rows are in force may
+    not. Raises Conflict."""
     if old.upsert is None:
         return  # keys may be given to a table of any rows: the pipeline looks at all of them first
     if new.upsert is None:

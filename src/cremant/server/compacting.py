@@ -49,6 +49,7 @@ _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
 #: Of a core, while there is time.
 _SHARE, _WITHIN_S = 0.25, 60.0
+_VIEW_LAG_S = 30.0
 #: (incarnation of the table, segment)
 Key = tuple[str, str]
 
@@ -107,6 +108,8 @@ class Compactor:
         self._fsync = fsync
         #: Made, and not in its place yet.
         self._made: dict[Key, _Made] = {}
+        #: What was recorded: its epoch, and for how long the view may not show it yet.
+        self._told: dict[Key, tuple[int, float]] = {}
         self._backoffs: dict[Key, tuple[Backoff, float]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._look_forever, name="compaction", daemon=True)
@@ -136,6 +139,7 @@ class Compactor:
         due = [(table, hosted) for table in list(self._tables.values()) for hosted in self._due(table)]
         keys = {(table.record.incarnation, hosted.metadata.name) for table, hosted in due}
         self._backoffs = {key: kept for key, kept in self._backoffs.items() if key in keys}
+        self._told = {key: told for key, told in self._told.items() if key in keys}
         for key in self._made.keys() - keys:
             self._drop(key)
         for table, hosted in due:
@@ -182,7 +186,9 @@ class Compactor:
             if hosted.outdated and hosted.versions is None:
                 self._fetch(table, hosted)
             return
-        if work.versions.epoch < work.epoch:
+        epoch, until_s = self._told.get(work.key, (0, 0.0))
+        told = not hosted.outdated and epoch == work.epoch and time.monotonic() < until_s
+        if told or work.versions.epoch < work.epoch:
             return
         made = self._made_of(work)
         if not hosted.outdated:
@@ -252,6 +258,7 @@ class Compactor:
         reply = self._member.call("/internal/v1/segmentCompacted", message, SegmentCompactedReply)
         if reply.status is not CompletionStatus.KEEP:  # what nobody names is swept
             raise Unavailable(f"segment {metadata.name}: the controller answered {reply.status}")
+        self._told[work.key] = work.epoch, time.monotonic() + _VIEW_LAG_S
 
     def _put(self, name: str, compacted: Compacted) -> str:
         try:

@@ -170,8 +170,8 @@ class VersionsStoredReply(Message, frozen=True, kw_only=True):
 
 class SegmentCompacted(Message, frozen=True, kw_only=True):
     """POST /internal/v1/segmentCompacted: what is left of content `before` once the rows are gone that were replaced up
-    to `epoch`; `url` and `versions`: where the deep store has it, and which of its rows are in force. `checksum` equal to
-    `before`: there was nothing to let go of."""
+    to `epoch`; `url` and `versions`: where the deep store has it, and which of its rows are in force. `checksum` equal
+    to `before`: there was nothing to let go of."""
 
     instance: str
     table: str
