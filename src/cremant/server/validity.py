@@ -2,7 +2,8 @@
 """Sees to it that this server knows which rows of its sealed segments are in force (upsert tables).
 
 A segment that was sealed here has its versions from the tail; one that was fetched, or whose snapshot on disk is gone,
-damaged or too old for what the log still has, has none, and is not served. For each of those, in this order:
+damaged or too old for what the log still has, has none, and is not served. (Its own disk was asked when it was opened,
+updating.py; what is given up later is never older than what the disk has.) For each of those, in this order:
 
 1. a server that serves the segment sends its versions, as of an epoch that it has closed;
 2. the deep store has them as of some position;
