@@ -293,7 +293,8 @@ class QueryService:
     async def _scatter(
         self, routes: Routes, plan: Plan, response: BrokerResponse, deadline_s: float, room: Room
     ) -> Gather:
-        """Asks the servers; of an upsert table anew, with a new cut, if nobody knows the first one any more."""
+        """Asks the servers; of an upsert table anew, with a new cut and the newest view, if nobody knows the first cut
+        any more, or if the view lacks partitions that the table had there (E-7)."""
         record = routes.table.record
         is_upsert = record.config.upsert is not None
         if is_upsert:
@@ -314,13 +315,19 @@ class QueryService:
             if parts.needed:
                 errand = Errand(response.request_id, plan, routes.table.name, record.incarnation, shape, room)
                 await self.network.scatter(gather, errand)
-            if not gather.stale or time.monotonic() + pause_s >= deadline_s:
+            lacks = gather.chosen is not None and self.epochs.low.lacks(
+                record.incarnation, gather.chosen, len(routes.table.partitions)
+            )
+            if not (gather.stale or lacks) or time.monotonic() + pause_s >= deadline_s:
                 break
             await asyncio.sleep(pause_s)
             if (view := self.view()) is None or routes.table.name not in view.tables:
                 break
             routes = self.routes(routes.table.name)
-        if gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
+        if lacks:
+            text = f"this broker has not heard yet of all partitions that table {record.config.name} has by now"
+            gather.exceptions.append(QueryException(QueryCode.BROKER_SEGMENT_UNAVAILABLE, text))
+        elif gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
             self.epochs.low.answered(record.incarnation, gather.chosen)
         return gather
 

@@ -10,6 +10,7 @@ Rules:
 - L is never guessed from what was heard of other pairs: a server that has not closed L waits, or says so.
 - An answer at L needs all n(L) partitions of the table at L or later. Partitions that came later are ignored: their
   rows are all younger. A partition that has closed nothing yet is waited for by its server, it does not take L to 0.
+  Who has not heard of all n(L) partitions does not answer at L (`lacks`): epochs travel faster than views.
 - A rewind to R makes the epochs above R, up to the first one that is taken afterwards, void: what was known of them
   counts as R, and whoever asks for one of them is refused.
 """
@@ -134,6 +135,11 @@ class LowWater:
         self._timely.clear()
 
     # --- what follows ---
+
+    def lacks(self, incarnation: str, chosen: Chosen, partitions: int) -> bool:
+        """Whether the table had more than these `partitions` at the epoch, or may have had, as far as is known."""
+        later = (state.partitions for state in self.states(incarnation).values() if state.closed >= chosen.epoch)
+        return (chosen.partitions or min(filter(None, later), default=0)) > partitions
 
     def knows(self, incarnation: str, partitions: Collection[int]) -> bool:
         """Of each of them, from some server, what is closed."""

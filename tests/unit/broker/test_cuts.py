@@ -31,10 +31,13 @@ def kit() -> Iterator[Kit]:
         yield kit
 
 
-def close(kit: Kit, epoch: int, *servers: str, partitions: tuple[int, ...] = (0, 1), horizon: int = 0) -> None:
+def close(
+    kit: Kit, epoch: int, *servers: str, partitions: tuple[int, ...] = (0, 1), horizon: int = 0, of: int = PARTITIONS
+) -> None:
+    """`of`: partitions of the table at that epoch."""
     for server in servers or SERVERS:
         for partition in partitions:
-            state = EpochState(closed=epoch, horizon=horizon, partitions=PARTITIONS)
+            state = EpochState(closed=epoch, horizon=horizon, partitions=of)
             kit.servers[server].board.tell("abc", partition, state)
 
 
@@ -98,6 +101,20 @@ def test_a_replica_that_stands_still_is_not_asked_and_holds_nobody_back(kit: Kit
     kit.servers["Server_2"].asked.clear()
     assert ask(kit, options="timeoutMs=2000")["epoch"] == 90
     assert not kit.servers["Server_2"].asked
+
+
+@pytest.mark.parametrize("options", ["", "asOfEpoch=4"])
+def test_a_view_that_lacks_partitions_of_the_epoch_gives_no_answer(kit: Kit, options: str) -> None:
+    close(kit, 3)
+    until(kit, 3)
+    close(kit, 4, of=PARTITIONS + 1)
+    deadline_s = time.monotonic() + 5
+    while not (answer := ask(kit, options=options))["exceptions"]:  # as soon as the broker has heard of epoch 4
+        assert answer["epoch"] == 3 or options
+        assert time.monotonic() < deadline_s
+    assert [one["errorCode"] for one in answer["exceptions"]] == [QueryCode.BROKER_SEGMENT_UNAVAILABLE]
+    assert "not heard yet of all partitions" in answer["exceptions"][0]["message"]
+    assert answer["partialResult"]
 
 
 def test_before_the_first_epoch_there_are_no_rows(kit: Kit) -> None:

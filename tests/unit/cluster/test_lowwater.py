@@ -52,6 +52,17 @@ def test_before_it_had_keys_a_table_is_shown_as_the_append_table_it_was() -> Non
     assert marks.cut(Chosen(7)) == Cut(epoch=7, visibility=Visibility.VISIBLE)
 
 
+def test_who_has_not_heard_of_all_partitions_is_told() -> None:
+    low = LowWater()
+    low.told("a", reply(p0=state(7, 3), p1=state(5, 2)))
+    assert low.lacks("i", Chosen(7, 3), 2)
+    assert not low.lacks("i", Chosen(7, 3), 3)
+    assert not low.lacks("i", Chosen(5, 2), 2)
+    assert low.lacks("i", Chosen(6), 2)  # it had two or three then
+    assert not low.lacks("i", Chosen(4), 2)
+    assert not low.lacks("i", Chosen(9), 2)  # nobody has said
+
+
 def test_neither_the_floor_nor_a_token_is_undercut() -> None:
     states = {(0, "a"): state(7)}
     assert Marks(states, least=Chosen(8, 2)).choose([(0, "a")]) == Chosen(8, 2)
