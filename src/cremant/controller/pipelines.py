@@ -14,10 +14,11 @@ from collections.abc import Callable
 import msgspec
 
 from cremant.cluster import leases
+from cremant.cluster.states import external_view
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
-from cremant.model.cluster import PipelineRecord, pipeline_key
+from cremant.model.cluster import PipelineRecord, TableRecord, pipeline_key
 from cremant.model.errors import Fenced, UserError
 from cremant.model.limits import (
     PIPELINE_LEASE_MS,
@@ -25,6 +26,7 @@ from cremant.model.limits import (
     UPSERT_TTL_EVERY_MIN_MS,
     UPSERT_TTL_EVERY_MS,
 )
+from cremant.model.segments import ReplicaState, SegmentStatus
 from cremant.model.table import TableConfig
 from cremant.shell.logs import log_event
 from cremant.wire.messages import (
@@ -139,8 +141,22 @@ class Pipelines:
             pipeline, every_ms = self._catalog.pipelines.get(name), _expires_every_ms(record.config)
             if pipeline is None or every_ms is None or record.paused or not record.enabled:
                 continue
-            if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) >= every_ms:
+            if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) < every_ms:
+                continue
+            if self._is_served_whole(record):
                 self.ask_rebuild(name)
+            else:
+                log_event(_log, "keys are not looked through now: not all of the table is served", table=name)
+
+    def _is_served_whole(self, record: TableRecord) -> bool:
+        """A rebuild reads all of the table, and no row is taken until it has: one that nobody has asked for waits."""
+        name = record.config.name
+        with self._catalog.lock:
+            segments, partitions = self._catalog.segments.get(name, {}), self._catalog.partitions.get(name, {}).values()
+            states = external_view(name, record.incarnation, partitions, segments, self._instances.reports())
+        wanted = dict.fromkeys((one.consuming for one in partitions), ReplicaState.CONSUMING)
+        wanted |= {one.name: ReplicaState.ONLINE for one in segments.values() if one.status is SegmentStatus.DONE}
+        return all(state in states.get(segment, {}).values() for segment, state in wanted.items())
 
     def _is_replaced(self, holder: str) -> bool:
         nonce = leases.nonce_of(holder)

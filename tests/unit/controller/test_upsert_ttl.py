@@ -10,10 +10,10 @@ from control import Cluster, StillClock, schema, table, tail
 
 from cremant.cluster.leases import holder_name
 from cremant.controller.housekeeping import CLOCK_DOUBT_MS, CLOCK_DOUBT_WAIT_MS
-from cremant.model.cluster import InstanceReport, TableView, VersionsReport, segment_key
+from cremant.model.cluster import InstanceReport, SegmentReport, TableView, VersionsReport, segment_key
 from cremant.model.limits import QUERY_TIMEOUT_MS, UPSERT_EXPIRY_PATIENCE_MS
 from cremant.model.offsets import Position
-from cremant.model.segments import SegmentStatus
+from cremant.model.segments import ReplicaState, SegmentStatus
 from cremant.wire.messages import BaseRequest, GenerationReply, GenerationRequest, LeaseReply, LeaseRequest
 
 S1 = "Server_127.0.0.1_8098"
@@ -75,6 +75,9 @@ def say_closed(cluster: Cluster, made: TableView, epoch: int) -> None:
 
 
 def asked(cluster: Cluster) -> int:
+    made = cluster.controller.view.table("gold")
+    assert made is not None
+    say_closed(cluster, made, 0)
     cluster.controller.pipelines.expire_keys()
     return cluster.controller.catalog.pipelines["gold"].rebuilds_asked
 
@@ -115,6 +118,21 @@ def test_where_rows_are_kept_shorter_than_a_day_keys_are_looked_through_as_often
     assert asked(cluster) == 0
     clock_of(cluster).advance(1)
     assert asked(cluster) == 1
+
+
+def test_no_table_stops_for_what_cannot_be_read_whole(cluster: Cluster) -> None:
+    """A rebuild takes no rows until it has read everything."""
+    made = create(cluster)
+    segment = seal(cluster, made, age_ms=DAY_MS, epoch=5)
+    clock_of(cluster).advance(DAY_MS)
+    assert asked(cluster) == 0, "nobody serves the segment"
+    served = SegmentReport(table="gold", segment=segment, state=ReplicaState.ONLINE)
+    cluster.beat(S1, report=InstanceReport(segments=(served,)))
+    cluster.controller.pipelines.expire_keys()
+    assert cluster.controller.catalog.pipelines["gold"].rebuilds_asked == 0, "nobody consumes the partition"
+    cluster.beat(S1, report=InstanceReport(segments=(served,), tails=(tail(made, 0),)))
+    cluster.controller.pipelines.expire_keys()
+    assert cluster.controller.catalog.pipelines["gold"].rebuilds_asked == 1
 
 
 def test_a_paused_or_disabled_table_is_left_alone(cluster: Cluster) -> None:
