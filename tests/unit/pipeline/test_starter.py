@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from cremant.epoch.protocol import EffectFailed
 from cremant.epoch.start import GenerationTaken
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import PipelineRecord, Rewind, TableRecord, TableView
+from cremant.model.upsert import UpsertConfig
+from cremant.pipeline.plan import EpochPlan, PlannedRange
 from cremant.pipeline.starter import StartDriver
 from cremant.wire.messages import GenerationReply
 
@@ -57,3 +60,24 @@ def test_a_rewind_waits_for_the_view_that_reopens_its_segments(
     else:
         assert isinstance(event, EffectFailed)
         assert "rewind to epoch 7" in event.reason
+
+
+def test_what_was_planned_before_a_table_had_keys_is_not_run_again(tmp_path: Path) -> None:
+    """With rows that another transform made, perhaps: the epoch is planned anew, as the table is by then."""
+    checkpoint = tmp_path / "generation-3"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"x"}')
+    planned = EpochPlan(
+        config_version=2, topic_incarnation="abc", at_ms=5, partitions=(PlannedRange(0, 10, 10),)
+    )  # fmt: skip
+    (checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{json.dumps(planned.to_offset())}")
+    found = {}
+    for upsert in (None, UpsertConfig(comparison_columns=("ts",))):
+        config = msgspec.structs.replace(config_of(), upsert=upsert)
+        record = TableRecord(config=config, table_schema=schema_of({}), incarnation="0" * 16)
+        table = TableView(record=record, partitions=(), segments=(), pipeline_record=PipelineRecord())
+        start = StartDriver(Controller(None), MemoryLog(lambda: 0), table, tmp_path, 1)
+        found[upsert is not None] = start._inspect(checkpoint)
+    assert found[False] is not None
+    assert found[False].plans[0].config_version == 2
+    assert found[True] is None
