@@ -172,8 +172,8 @@ class World:
         self.view = self.cluster.view()
         for node in self.nodes:
             node.beat()
-        self.cluster.post("/schemas", _schema())
-        self.cluster.post("/tables", _table(len(names), segments) | (table or {}))
+        self.cluster.post("/schemas", schema_json())
+        self.cluster.post("/tables", table_json(len(names), segments) | (table or {}))
         self.until(lambda: "trips" in self.view.tables and len(self.table.partitions) == 2)
         incarnation = self.table.record.incarnation
         self.epochs = UpsertLog(self.cluster.log, incarnation=incarnation, partitions=2, keys=keys)
@@ -240,7 +240,7 @@ class World:
         self.cluster.close()
 
 
-def _schema() -> dict[str, Any]:
+def schema_json() -> dict[str, Any]:
     return {
         "schemaName": SCHEMA.name,
         "primaryKeyColumns": ["driver"],
@@ -251,7 +251,7 @@ def _schema() -> dict[str, Any]:
     }
 
 
-def _table(replication: int, segments: dict[str, Any]) -> dict[str, Any]:
+def table_json(replication: int, segments: dict[str, Any]) -> dict[str, Any]:
     stream = {
         "streamType": "embedded", "stream.embedded.topic.name": "trips",
         "stream.embedded.consumer.prop.auto.offset.reset": "smallest",

@@ -170,8 +170,8 @@ def test_rows_that_are_read_again_from_the_log_are_those_that_were_left(root: Pa
     assert 0 < again.rows < world.sealed.rows
 
 
-def test_rows_of_null_keys_stay(root: Path) -> None:
-    """A row with a key of its own is in force for ever."""
+def test_rows_that_nothing_replaces_stay(root: Path) -> None:
+    """A key of its own for each, as rows of null keys have them."""
     world = World(root, keys=10**9, seed=7)
     versions = world.snapshot(NEWEST).versions
     late = int(np.count_nonzero(versions.valid_from == versions.valid_until))
