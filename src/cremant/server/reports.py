@@ -66,6 +66,8 @@ def _sealed_report(table: HostedTable, hosted: HostedSegment, superseded: int | 
 #: Counts are told in such parts of a segment, and made anew so rarely: what is told changes seldom.
 _COUNTED_PARTS = 50
 _COUNT_EVERY_S = 5.0
+#: Of one report, for counting.
+_COUNT_SHARE_S = 0.02
 
 
 def _superseded(table: HostedTable) -> dict[str, int]:
@@ -75,13 +77,13 @@ def _superseded(table: HostedTable) -> dict[str, int]:
         return {}
     with table.lock:
         segments = list(table.segments.values())
-    counts = {}
-    for hosted in segments:
+    counts, ends_s = {}, time.monotonic() + _COUNT_SHARE_S
+    for hosted in sorted(segments, key=lambda hosted: hosted.superseded[2]):  # whose turn is longest overdue
         versions = hosted.versions
         if versions is None or hosted.outdated:
             continue
         changes, count, due_s = hosted.superseded
-        if changes != versions.changes and time.monotonic() >= due_s:
+        if changes != versions.changes and due_s <= time.monotonic() < ends_s:
             step = max(1, versions.rows // _COUNTED_PARTS)
             changes, count = versions.changes, versions.counts()[0] // step * step
             hosted.superseded = changes, count, time.monotonic() + _COUNT_EVERY_S

@@ -4,6 +4,8 @@ whenever, and no answer is ever wrong."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import msgspec
 import pytest
 from versions_world import Node, World, peers_only
 
+from cremant.cluster.parts import parts_of
 from cremant.controller import housekeeping
 from cremant.model.cluster import pipeline_key
 from cremant.model.errors import NoResource, UserError
@@ -39,8 +42,8 @@ def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
     monkeypatch.setattr(housekeeping, "TRIM_INTERVAL_MS", 10**9)
     made: list[World] = []
 
-    def make(*names: str, **segments: Any) -> World:
-        made.append(World(tmp_path, names, table=COMPACTION, keys=60, **segments))
+    def make(*names: str, keys: int = 60, **segments: Any) -> World:
+        made.append(World(tmp_path, names, table=COMPACTION, keys=keys, **segments))
         catalog = made[-1].cluster.controller.catalog
         record = catalog.pipelines["trips"]  # no pipeline runs here: the table had keys from the beginning
         catalog.commit({pipeline_key("trips"): msgspec.structs.replace(record, generation=1, keyed_from=0)})
@@ -170,6 +173,69 @@ def test_a_server_that_was_down_meanwhile_makes_the_same_of_what_it_has(make_wor
     world.nodes.append(other)
     until_compacted(world, 2)
     check(world)
+
+
+def test_a_segment_of_which_nothing_is_left_is_served_and_goes_on_refusing(make_world: Callable[..., World]) -> None:
+    world = make_world("one", "other", keys=3, **peers_only())
+    world.write(24)
+    world.until(lambda: world.sealed(4))
+    until_compacted(world, 4)
+    assert any(not segment.rows for segment in compacted(world))
+    assert {part.segment for part in parts_of(world.table).needed} >= {one.name for one in compacted(world)}
+    world.write(3)
+    check(world)
+    assert refuses_what_is_gone(world)
+    one, _ = world.nodes
+    one.lose_disk()
+    one.start()
+    check(world)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_restarts_lost_disks_and_trims_meanwhile_leave_no_wrong_answer(
+    make_world: Callable[..., World], seed: int
+) -> None:
+    dice = random.Random(seed)
+    world = make_world("one", "other", **peers_only())
+    nodes = list(world.nodes)
+    world.write(12)
+    for _ in range(8):
+        node = dice.choice(nodes)
+        match dice.choice(["write", "restart", "late", "lose", "trim"]):
+            case "write":
+                world.write(dice.randrange(1, 12))
+            case "trim":
+                world.trim()
+            case how:
+                if how == "lose":  # the other one has everything: what one disk has is not the only copy of anything
+                    other = next(one for one in nodes if one is not node)
+                    world.until(lambda other=other: _holds_all(world, other))  # type: ignore[misc]
+                    node.lose_disk()
+                else:
+                    node.stop()
+                world.nodes.remove(node)
+                if how != "restart":
+                    world.write(dice.randrange(1, 12))
+                    world.trim()
+                node.start()
+                world.nodes.append(node)
+        for _ in range(dice.randrange(12)):
+            order(world)
+            time.sleep(0.05)
+        newest = world.epochs.epoch
+        for each in nodes:
+            for epoch in (newest, max(1, newest - dice.randrange(10))):
+                assert each.at(epoch) in (None, world.right(epoch)), (each.name, epoch)
+    check(world)
+    until_compacted(world, 1)
+    check(world)
+
+
+def _holds_all(world: World, node: Node) -> bool:
+    """It serves every sealed segment as the record says, and has saved the versions of each."""
+    if not is_up_to_date(world, node):
+        return False
+    return all(one.snapshot is not None for one in node.hosting.tables["trips"].segments.values())
 
 
 STEPS = ["derive", "put", "call", "adopt"]
