@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from cremant.controller.clock import Clock
 from cremant.controller.core import Controller
 from cremant.epoch.format import decode
 from cremant.epoch.reader import EpochClosed, GapTaken, PartitionReader, RolledBack, Stopped, TakeRows
@@ -187,7 +188,9 @@ class World:
     """A controller, logs and a fake server that is merely alive, so that tables can be placed. `log`: the epoch logs,
     `stream` the streams; with `stream_brokers` streams are in Kafka, in topics that no other test has."""
 
-    def __init__(self, directory: Path, *, stream_brokers: str = "", **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, *, stream_brokers: str = "", clock: Clock | None = None, **settings: Any
+    ) -> None:
         self.directory = directory
         self.settings = self.settings_for("pipeline", **settings)
         self.logs = open_logs(self.settings)
@@ -196,7 +199,7 @@ class World:
         self._token = f"-{secrets.token_hex(4)}" if stream_brokers else ""
         self.stream: Log = KafkaLog(stream_brokers) if stream_brokers else self.logs.embedded
         self.controller = Controller(
-            MemoryMetadataStore(), self.logs, DirectoryStore(directory / "store"), servers_grace_ms=0
+            MemoryMetadataStore(), self.logs, DirectoryStore(directory / "store"), servers_grace_ms=0, clock=clock
         )
         self._stop = threading.Event()
         self._tails: dict[str, int] = {}
@@ -284,12 +287,13 @@ class World:
 
     def query(
         self, session: Callable[[], Any], *, name: str = "events", member: LocalMember | None = None,
-        settings: Settings | None = None,
+        settings: Settings | None = None, brokers: tuple[str, ...] = (),
     ) -> TableQuery:  # fmt: skip
         """A running pipeline of the table."""
         query = TableQuery(
-            session, self.logs, settings or self.settings, member or LocalMember(self.controller), self.view(name)
-        )
+            session, self.logs, settings or self.settings, member or LocalMember(self.controller), self.view(name),
+            brokers=lambda: brokers,
+        )  # fmt: skip
         self._queries.append(query)
         query.start()
         return query

@@ -157,6 +157,18 @@ class History:
         self._last = tuple(ends)
         return updates
 
+    def expire(self, epoch: int, below: float) -> dict[int, set[Update]]:
+        """A seed as of the last epoch, which leaves out keys whose row in force compares below that; its updates."""
+        updates: dict[int, set[Update]] = {}
+        for key, row in list(self.winners.items()):
+            if row.comparison[0] < below:
+                del self.winners[key]
+                self.versions[row.location] = self.versions[row.location]._replace(valid_until=epoch)
+                updates.setdefault(row.partition, set()).add((row.offset, row.sub_row, DELETE))
+        self.epochs.append(epoch)
+        self.ends.append(self._last)
+        return updates
+
     def ends_at(self, epoch: int) -> tuple[int, ...]:
         """Where the newest closed epoch that is not above `epoch` ends; () before the first."""
         at = bisect_left(self.epochs, epoch + 1)
