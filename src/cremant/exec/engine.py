@@ -93,6 +93,8 @@ class Engine:
         self._runtime = runtime.with_temp_file_path(spill_dir) if spill_dir else runtime.with_disk_manager_os()
         self._admission = Admission()
         self._closing = False
+        #: What is begun before the loop is told to stop is begun by the loop, and cancelled when it has stopped.
+        self._beginning = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
@@ -101,7 +103,8 @@ class Engine:
 
     def close(self) -> None:
         """Stops the engine's thread. Running queries are cancelled."""
-        self._closing = True
+        with self._beginning:
+            self._closing = True
         self.helpers.shutdown(wait=False, cancel_futures=True)
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -206,12 +209,10 @@ class Engine:
     def _interruptible(self, session: SessionContext, plan: Any, held: _Share, stop: Stop) -> list[pa.RecordBatch]:
         # Here, not in the engine's loop: while operators keep DataFusion's threads busy, starting a stream waits.
         streams = [session.execute(plan, index) for index in range(plan.partition_count)]
-        draining = _drain(streams, held, stop.deadline_s)
-        try:
-            pending = asyncio.run_coroutine_threadsafe(draining, self._loop)
-        except RuntimeError as error:  # the engine was closed meanwhile
-            draining.close()
-            raise cancelled() from error
+        with self._beginning:
+            if self._closing:
+                raise cancelled()
+            pending = asyncio.run_coroutine_threadsafe(_drain(streams, held, stop.deadline_s), self._loop)
         stop.on_cancel(pending.cancel)
         try:
             return pending.result()

@@ -247,3 +247,29 @@ def test_a_closed_engine_leaves_nobody_waiting(large: list[Piece]) -> None:
     ask()
     assert asked == [QueryCode.QUERY_CANCELLED] * 2
     gc.collect()
+
+
+def test_a_query_that_begins_while_the_engine_closes_is_cancelled(
+    large: list[Piece], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the loop's end and its closing it still takes what nobody will carry out."""
+    engine = Engine(threads=2, memory_bytes=512 * 1024 * 1024)
+    codes: list[int] = []
+
+    def ask() -> None:
+        with pytest.raises(QueryError) as raised:
+            engine.run("SELECT word, count(*) AS n FROM t GROUP BY word", large, ["word"], SCHEMA, deadline_s=soon(120))
+        codes.append(raised.value.code)
+
+    late = threading.Thread(target=ask, daemon=True)
+    join = engine._thread.join
+
+    def join_and_be_late(timeout: float) -> None:
+        join(timeout)
+        late.start()
+        late.join(5)
+
+    monkeypatch.setattr(engine._thread, "join", join_and_be_late)
+    engine.close()
+    late.join(10)
+    assert codes == [QueryCode.QUERY_CANCELLED]
