@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -36,6 +37,7 @@ from cremant.segment.reader import derive
 from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
 from cremant.segment.tail import SpillQuota
+from cremant.server import scan as server_scan
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.scan import Scan, plan_scan
 from cremant.server.table import HostedTable
@@ -379,6 +381,7 @@ def exist(batch: pa.RecordBatch, gone: float, seed: int) -> RowMask | None:
     offsets = batch.column("$offset").to_numpy().astype(np.uint64)
     mixed = (offsets + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
     flags = (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53 >= gone
+    flags.setflags(write=False)  # a server's masks are those of other queries, too
     return RowMask(flags, int(flags.sum())) if not flags.all() else None
 
 
@@ -391,18 +394,19 @@ def answer_existing(world: World, plan: Plan, *, gone: float, seed: int, knowing
     query = server_query(plan, world, tail=True, knowing=knowing)
     stop = Stop(time.monotonic() + 60)
     found = world.table.resolve(query.segments, query.tails)
-    pieces = []
-    for piece in plan_scan(world.table, found, query, stop).pieces:
-        masks = tuple(exist(batch, gone, seed) for batch in piece.batches)
-        if knowing:
-            pieces.append(existing_only(piece, masks))
-            continue
-        left = tuple(
-            batch if mask is None else without(batch, pa.array(mask.flags))
-            for batch, mask in zip(piece.batches, masks, strict=True)
-        )
-        rows = sum(batch.num_rows for batch in left)
-        pieces.append(Piece(piece.key, 0, piece.segment, left, rows, None, immutable=False))
+
+    def masks_of(batches: Sequence[pa.RecordBatch]) -> tuple[RowMask | None, ...]:
+        return tuple(exist(batch, gone, seed) for batch in batches)
+
+    if knowing:
+        with (
+            mock.patch.object(server_scan, "segment_validity", lambda part, batches, cut: masks_of(batches)),
+            mock.patch.object(server_scan, "tail_validity", lambda rows, cut: masks_of(rows.batches(found.alignment))),
+        ):
+            pieces = plan_scan(world.table, found, query, stop).pieces
+    else:
+        pieces = [_existing_rows(piece, masks_of(piece.batches)) for piece in
+                  plan_scan(world.table, found, query, stop).pieces]  # fmt: skip
     task = Task(query.sql, query.columns, found.alignment.schema, {}, query.shortcut)
     result = shortcuts.run(world.engine, task, pieces, world.space, stop)
     table = result.table
@@ -410,6 +414,14 @@ def answer_existing(world: World, plan: Plan, *, gone: float, seed: int, knowing
         table = world.engine.reduce(plan.reduce_sql, [table], deadline_s=stop.deadline_s)
     rows_of_answer = [tuple(map(rounded, row.values())) for row in table.slice(plan.offset, plan.limit).to_pylist()]
     return sorted(map(repr, rows_of_answer)), result.stats
+
+
+def _existing_rows(piece: Piece, masks: Sequence[RowMask | None]) -> Piece:
+    left = tuple(
+        batch if mask is None else without(batch, pa.array(mask.flags))
+        for batch, mask in zip(piece.batches, masks, strict=True)
+    )
+    return Piece(piece.key, 0, piece.segment, left, sum(batch.num_rows for batch in left), None, immutable=False)
 
 
 seeds = st.integers(0, 10**6)
