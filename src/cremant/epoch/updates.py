@@ -37,7 +37,10 @@ def update_block(*, generation: int, epoch: int, offsets: Any, sub_rows: Any, op
     return UpdateBlock(generation=generation, epoch=epoch, content_hash=content_hash(batch), batch=batch)
 
 
-NO_UPDATES: pa.RecordBatch = pa.RecordBatch.from_pylist([], schema=UPDATE_SCHEMA)
+#: (`from_pylist` would import pandas: a second of the start of each Python worker and server.)
+NO_UPDATES: pa.RecordBatch = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in UPDATE_SCHEMA], schema=UPDATE_SCHEMA
+)
 
 
 class UpdateSet:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -38,7 +39,10 @@ def test_a_schema_is_asked_for_once(server: SchemaRegistry) -> None:
     client.close()
 
 
-def test_an_unknown_id_is_believed_after_a_while_and_not_asked_for_again_soon(server: SchemaRegistry) -> None:
+def test_an_unknown_id_is_believed_after_a_while_and_not_asked_for_again_soon(
+    server: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REGISTRY_UNKNOWN_AFTER_MS", 2_500)
     client = RegistryClient(Registry((server.url,)))
     assert client.schemas([9]) == {9: None}
     asked = len(server.asked)
@@ -47,9 +51,18 @@ def test_an_unknown_id_is_believed_after_a_while_and_not_asked_for_again_soon(se
     assert len(server.asked) == asked
 
 
-def test_an_id_that_is_registered_a_moment_later_is_found(server: SchemaRegistry) -> None:
+def test_an_id_that_is_registered_a_moment_later_is_found(
+    server: SchemaRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REGISTRY_UNKNOWN_AFTER_MS", 60_000)
     client = RegistryClient(Registry((server.url,)))
-    later = threading.Timer(0.2, server.schemas.__setitem__, (9, SCHEMA))
+
+    def register() -> None:
+        while not server.asked:
+            time.sleep(0.01)
+        server.schemas[9] = SCHEMA
+
+    later = threading.Thread(target=register)
     later.start()
     assert client.schemas([9])[9] is not None
     later.join()
