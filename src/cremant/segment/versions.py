@@ -230,16 +230,19 @@ class Versions:
         assert self.epoch >= epoch
         return self.valid_until > delta(epoch, self.base)
 
-    def compacted(self, kept: Flags, epoch: int) -> Versions:
+    def compacted(self, kept: Flags, epoch: int, like: Versions | None = None) -> Versions:
         """Of the `kept(epoch)` rows alone, which stand in the segment as they stood before; nobody writes meanwhile. It
-        can be asked from `epoch` on."""
-        order = None
-        if self.order is not None:
-            numbers = np.cumsum(kept, dtype=np.int32) - 1
-            order = numbers[self.order[kept[self.order]]]
+        can be asked from `epoch` on. `like`: made so before; where rows are is not found out again."""
+        if like is not None:
+            locations, order = like.locations, like.order
+        else:
+            locations, order = self.locations.only(kept), None
+            if self.order is not None:
+                numbers = np.cumsum(kept, dtype=np.int32) - 1
+                order = numbers[self.order[kept[self.order]]]
         deleted = self.deleted[kept] if self.deleted is not None else None
         made = Versions(
-            self.locations.only(kept), self.valid_from[kept], self.valid_until[kept], base=self.base, epoch=self.epoch,
+            locations, self.valid_from[kept], self.valid_until[kept], base=self.base, epoch=self.epoch,
             deleted=deleted if deleted is not None and deleted.any() else None, order=order,
             horizon=max(self.horizon, epoch),
         )  # fmt: skip

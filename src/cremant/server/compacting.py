@@ -268,9 +268,10 @@ class Compactor:
 
     def _taken(self, work: _Work, made: _Made) -> snapshot.Snapshot | None:
         """The versions of what is left, as of now; None when it is served otherwise by now."""
-        with work.reader.lock, work.table.lock:
-            if not work.is_served():
-                return None
+        with work.reader.lock:  # between two epochs: nobody writes
+            with work.table.lock:  # queries wait for it
+                if not work.is_served():
+                    return None
             return snapshot.Snapshot(work.versions.compacted(made.kept, work.epoch), work.reader.position)
 
     # --- in its place ---
@@ -288,7 +289,7 @@ class Compactor:
                 attached = work.reader.versions
                 if not work.is_served() or attached is None or self._tables.get(table.name) is not table:
                     return
-                versions = work.versions.compacted(made.kept, work.epoch)
+                versions = work.versions.compacted(made.kept, work.epoch, taken.versions)
                 self._replace(table, hosted, made.sealed)
                 attached.exchange(name, work.versions, versions)
                 hosted.versions, hosted.snapshot, hosted.rewinds_saved = versions, taken.position, versions.rewinds
