@@ -19,6 +19,7 @@ from cremant.controller import housekeeping
 from cremant.model.cluster import pipeline_key
 from cremant.model.errors import NoResource, UserError
 from cremant.model.segments import SegmentMetadata, StoreState
+from cremant.segment.snapshot import VERSIONS_FILE
 from cremant.server import compacting, reports, snapshots, validity, versions_upload
 
 COMPACTION: dict[str, Any] = {
@@ -156,8 +157,12 @@ def test_a_server_alone_has_it_in_the_store_before_it_lets_go(make_world: Callab
     assert is_up_to_date(world, one)
 
 
-def test_a_server_that_was_down_meanwhile_makes_the_same_of_what_it_has(make_world: Callable[..., World]) -> None:
-    """What it has is older than the record says; it is served until its successor is there."""
+@pytest.mark.parametrize("versions_lost", [False, True])
+def test_a_server_that_was_down_meanwhile_makes_the_same_of_what_it_has(
+    make_world: Callable[..., World], versions_lost: bool
+) -> None:
+    """What it has is older than the record says; it is served until its successor is there. Who does not know which
+    rows are in force fetches that."""
     world = make_world("one", "other", **peers_only())
     one, other = world.nodes
     world.write(30)
@@ -169,10 +174,14 @@ def test_a_server_that_was_down_meanwhile_makes_the_same_of_what_it_has(make_wor
     until_compacted(world, 1)
     world.check(one)
     assert not is_up_to_date(world, other)
+    for path in other.root.rglob(VERSIONS_FILE) if versions_lost else ():
+        path.unlink()
     other.start()
     world.nodes.append(other)
     until_compacted(world, 2)
     check(world)
+    if not versions_lost:
+        world.until(lambda: other.compactor.segments_total > 0)
 
 
 def test_a_segment_of_which_nothing_is_left_is_served_and_goes_on_refusing(make_world: Callable[..., World]) -> None:
