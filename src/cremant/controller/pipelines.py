@@ -143,10 +143,27 @@ class Pipelines:
                 continue
             if self._clock.now_ms() - max(pipeline.rebuilt_ms, record.created_ms) < every_ms:
                 continue
+            if not self._may_have_expired(record):
+                continue
             if self._is_served_whole(record):
                 self.ask_rebuild(name)
             else:
                 log_event(_log, "keys are not looked through now: not all of the table is served", table=name)
+
+    def _may_have_expired(self, record: TableRecord) -> bool:
+        """No rows are taken during a rebuild, so there is none while all rows are younger than the table's retention,
+        as far as that is the TTL. (Of an open segment counts when it was opened: what came late waits until it is
+        sealed.)"""
+        upsert = record.config.upsert
+        if upsert is None or upsert.retained_ms is None or upsert.deleted_ttl is not None:
+            return True
+        before_ms = self._expire_before_ms(record.config)
+        with self._catalog.lock:
+            oldest = [
+                one.min_time_ms if one.min_time_ms is not None else one.created_ms
+                for one in self._catalog.segments.get(record.config.name, {}).values()
+            ]
+        return before_ms is not None and any(oldest_ms <= before_ms for oldest_ms in oldest)
 
     def _is_served_whole(self, record: TableRecord) -> bool:
         """A rebuild reads all of the table, and no row is taken until it has: one that nobody has asked for waits."""

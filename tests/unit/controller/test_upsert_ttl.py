@@ -58,44 +58,67 @@ def start(cluster: Cluster, made: TableView, *, epoch: int, previous: int) -> Ge
     return granted
 
 
-def seal(cluster: Cluster, made: TableView, *, age_ms: int, epoch: int) -> str:
-    """A sealed segment whose newest row is that old."""
+def seal(cluster: Cluster, made: TableView, *, age_ms: int, epoch: int, oldest_ms: int = 2 * RETENTION_MS) -> str:
+    """A sealed segment whose newest row is that old, and its oldest."""
     end = Position(log_offset=1, epoch=epoch, generation=1, next_offset=1)
     sealed = msgspec.structs.replace(
         made.partitions[0].consuming, name="gold__0__900__20260101T0000Z", status=SegmentStatus.DONE, end=end,
-        end_offset=1, rows=1, max_time_ms=clock_of(cluster).now_ms() - age_ms,
+        end_offset=1, rows=1, min_time_ms=clock_of(cluster).now_ms() - oldest_ms,
+        max_time_ms=clock_of(cluster).now_ms() - age_ms,
     )  # fmt: skip
     cluster.controller.catalog.commit({segment_key("gold", sealed.name): sealed})
     return sealed.name
 
 
-def say_closed(cluster: Cluster, made: TableView, epoch: int) -> None:
+def say_closed(cluster: Cluster, made: TableView, epoch: int, *, served: str | None = None) -> None:
     said = VersionsReport(closed=epoch, horizon=0, rows=1, in_force=1, tombstones=0, size_bytes=8)
-    cluster.beat(S1, report=InstanceReport(tails=(msgspec.structs.replace(tail(made, 0), versions=said),)))
+    sealed = () if served is None else (SegmentReport(table="gold", segment=served, state=ReplicaState.ONLINE),)
+    tails = (msgspec.structs.replace(tail(made, 0), versions=said),)
+    cluster.beat(S1, report=InstanceReport(tails=tails, segments=sealed))
 
 
-def asked(cluster: Cluster) -> int:
+def asked(cluster: Cluster, served: str | None = None) -> int:
     made = cluster.controller.view.table("gold")
     assert made is not None
-    say_closed(cluster, made, 0)
+    say_closed(cluster, made, 0, served=served)
     cluster.controller.pipelines.expire_keys()
     return cluster.controller.catalog.pipelines["gold"].rebuilds_asked
 
 
 def test_keys_are_looked_through_once_a_day(cluster: Cluster) -> None:
     made = create(cluster)
+    old = seal(cluster, made, age_ms=DAY_MS, epoch=5)
     clock_of(cluster).advance(DAY_MS - 1)
-    assert asked(cluster) == 0, "the table is not a day old"
+    assert asked(cluster, old) == 0, "the table is not a day old"
     clock_of(cluster).advance(1)
-    assert (asked(cluster), asked(cluster)) == (1, 1)
+    assert (asked(cluster, old), asked(cluster, old)) == (1, 1)
     granted = start(cluster, made, epoch=9, previous=5)
     assert granted.rebuild == 1
     assert granted.expire_before_ms == clock_of(cluster).now_ms() - RETENTION_MS
     for _ in range(3):
         clock_of(cluster).advance(DAY_MS // 3 - 1)
-        assert asked(cluster) == 1
+        assert asked(cluster, old) == 1
     clock_of(cluster).advance(DAY_MS // 3)
-    assert asked(cluster) == 2
+    assert asked(cluster, old) == 2
+
+
+def test_nobody_waits_for_a_rebuild_while_no_row_is_as_old_as_the_retention(cluster: Cluster) -> None:
+    """It would read all of the table, and take no rows meanwhile, for nothing."""
+    made = create(cluster)
+    young = seal(cluster, made, age_ms=0, epoch=5, oldest_ms=0)
+    for _ in range(9):
+        clock_of(cluster).advance(DAY_MS)
+        assert asked(cluster, young) == 0
+    clock_of(cluster).advance(DAY_MS)
+    assert asked(cluster, young) == 1
+
+
+def test_rows_of_an_open_segment_are_as_old_as_it_is(cluster: Cluster) -> None:
+    create(cluster)
+    clock_of(cluster).advance(RETENTION_MS - 1)
+    assert asked(cluster) == 0
+    clock_of(cluster).advance(1)
+    assert asked(cluster) == 1
 
 
 def test_a_start_that_lost_its_state_counts_as_a_rebuild(cluster: Cluster) -> None:
@@ -113,11 +136,11 @@ def test_a_start_that_lost_its_state_counts_as_a_rebuild(cluster: Cluster) -> No
 def test_where_rows_are_kept_shorter_than_a_day_keys_are_looked_through_as_often(
     cluster: Cluster, unit: str, value: str, every_ms: int
 ) -> None:
-    create(cluster, unit=unit, value=value)
+    old = seal(cluster, create(cluster, unit=unit, value=value), age_ms=DAY_MS, epoch=5, oldest_ms=91 * DAY_MS)
     clock_of(cluster).advance(every_ms - 1)
-    assert asked(cluster) == 0
+    assert asked(cluster, old) == 0
     clock_of(cluster).advance(1)
-    assert asked(cluster) == 1
+    assert asked(cluster, old) == 1
 
 
 def test_no_table_stops_for_what_cannot_be_read_whole(cluster: Cluster) -> None:
