@@ -100,6 +100,8 @@ class Keys:
         self._next = [0] * PARTITIONS
         segments = {"timeColumnName": "ts", "retentionTimeUnit": "DAYS", "retentionTimeValue": "2"}
         add_upsert_table(self.world, segmentsConfig=segments)
+        # Tomorrow its open segments are older than the retention, and its rows may be.
+        self.clock.advance(36 * HOUR_MS)
         self.world.entered("events", PARTITIONS)
         self.broker = ModelBroker(self.world, self.model, self.expired)
 
