@@ -320,6 +320,7 @@ class QueryService:
             )
             if not (gather.stale or lacks) or time.monotonic() + pause_s >= deadline_s:
                 break
+            room.give_back()  # what came is not used
             await asyncio.sleep(pause_s)
             if (view := self.view()) is None or routes.table.name not in view.tables:
                 break

@@ -117,6 +117,22 @@ def test_a_view_that_lacks_partitions_of_the_epoch_gives_no_answer(kit: Kit, opt
     assert answer["partialResult"]
 
 
+def test_answers_that_are_not_used_take_no_room(kit: Kit) -> None:
+    """A query that begins again gets them once more."""
+    close(kit, 3)
+    until(kit, 3)
+    sql = "select ts, user_id from gold limit 1000"
+    once_bytes = next(
+        size for size in range(500, 100_000, 500)
+        if not ask(kit, sql, f"maxQueryResponseSizeBytes={size}")["exceptions"]
+    )  # fmt: skip
+    close(kit, 4, of=PARTITIONS + 1)
+    deadline_s = time.monotonic() + 5
+    while not (answer := ask(kit, sql, f"maxQueryResponseSizeBytes={once_bytes * 2}"))["exceptions"]:
+        assert time.monotonic() < deadline_s
+    assert [one["errorCode"] for one in answer["exceptions"]] == [QueryCode.BROKER_SEGMENT_UNAVAILABLE]
+
+
 def test_before_the_first_epoch_there_are_no_rows(kit: Kit) -> None:
     close(kit, 0)
     answer = ask(kit)
