@@ -56,7 +56,7 @@ def measure(
     sent = [0]
     producer = threading.Thread(target=_produce, args=(driven.stream, topic, row, stop, sent), daemon=True)
     producer.start()
-    driven.rest.wait_for(f"SELECT COUNT(DISTINCT part) FROM {table}", [[PARTITIONS]], deadline_s=90)
+    driven.rest.wait_for(f"SELECT COUNT(DISTINCT part) FROM {table}", [[PARTITIONS]], deadline_s=300)
     context.show(f"warming up {warm_s} s at {RATE_PER_S} rows/s")
     time.sleep(warm_s)
     context.show(f"measuring {measure_s} s")

@@ -18,9 +18,11 @@ import shutil
 import signal
 import threading
 import time
+from bisect import bisect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -51,13 +53,26 @@ FLUSH_ROWS = 25_000
 KILLED = ("pipeline", "pipeline", "server-1", "server-2", "controller", "broker")
 #: A round: the kills, an orphan, a stale checkpoint. Each run has one at least, however slow the machine is.
 FAULTS = len(KILLED) + 2
+#: An answer is one under fire if a row was acknowledged, and something killed or stopped, so shortly before it.
+LOADED_MS = 2_000.0
+FIRED_MS = 15_000.0
 #: After a restart of the pipeline answers may be old until it has caught up, and servers have taken that epoch.
 CAUGHT_UP_MS = 3_000.0
 RESTART_GRACE_MS = 2_000.0
 #: How long the epoch of an answer may have been closed.
 AGE_MS = 2_000.0
 HEALED_S = 420.0
+#: Before a pipeline is taken away again it may catch up for so long, and has to close an epoch: one that never works
+#: tests nothing.
+SETTLED_S, BACK_S = 20.0, 120.0
 Phase = Callable[[str], None]
+
+
+class Fault(NamedTuple):
+    """`absences`: how often it takes a pipeline away."""
+
+    absences: int
+    strike: Callable[[], str]
 
 
 class Soak:
@@ -83,8 +98,13 @@ class Soak:
         self._stop = threading.Event()
         self._producer = threading.Thread(
             target=self.ledger.produce, args=(10**12,),
-            kwargs={"rate_per_s": RATE_PER_S, "stop": self._stop.is_set},
+            kwargs={"rate_per_s": RATE_PER_S, "stop": self._goes_on},
         )  # fmt: skip
+        #: Wall clock of each batch of rows, and of each fault: from when until when.
+        self._batches_ms: list[float] = []
+        self._faults_ms: list[tuple[float, float]] = []
+        #: When a pipeline was last taken away.
+        self._away_ms = 0.0
         self.disruptions = 0
         self._copies = 0
         self._copy: Path | None = None
@@ -98,6 +118,11 @@ class Soak:
         self.phase(f"first rows closed by epoch {mark.epoch}")
         self._producer.start()
         self.checker.start()
+
+    def _goes_on(self) -> bool:
+        """A batch was acknowledged; whether that was the last one."""
+        self._batches_ms.append(time.time() * 1000)
+        return self._stop.is_set()
 
     def end_load(self) -> None:
         self._stop.set()
@@ -114,28 +139,58 @@ class Soak:
 
     # --- the faults ---
 
-    def faults(self, dice: random.Random) -> Iterator[Callable[[], str]]:
+    def strike(self, fault: Fault) -> str:
+        if fault.absences:
+            self._wait_until_settled()
+            if self._faults_ms:  # until then it was not over
+                self._faults_ms[-1] = (self._faults_ms[-1][0], time.time() * 1000)
+        self.disruptions += fault.absences
+        began_ms = time.time() * 1000
+        try:
+            return fault.strike()
+        finally:
+            self._faults_ms.append((began_ms, time.time() * 1000))
+            if fault.absences:
+                self._away_ms = self._faults_ms[-1][1]
+
+    def _wait_until_settled(self) -> None:
+        """Until an epoch is closed that is nearly up to date, or, after a while, any."""
+        began_s = time.monotonic()
+        while (waited_s := time.monotonic() - began_s) < BACK_S:
+            mark = self.marks.newest()
+            assert mark is not None
+            if self.ledger.staleness_ms(mark.ends, time.time() * 1000) <= CAUGHT_UP_MS:
+                return
+            if waited_s > SETTLED_S and mark.at_ms > self._away_ms:
+                return
+            time.sleep(0.1)
+
+    def is_under_fire(self, at_ms: float) -> bool:
+        """Rows arrived then, and something had just been killed, or was stopped."""
+        batches, faults = bisect(self._batches_ms, at_ms), bisect(self._faults_ms, (at_ms, float("inf")))
+        loaded = batches > 0 and at_ms - self._batches_ms[batches - 1] <= LOADED_MS
+        return loaded and faults > 0 and at_ms - self._faults_ms[faults - 1][1] <= FIRED_MS
+
+    def faults(self, dice: random.Random) -> Iterator[Fault]:
         """For ever; each round has all of them, in another order. The checkpoint that comes back is of the round's
         beginning."""
         while True:
             self._copies += 1
             self._copy = self._directory / f"copy-{self._copies}"
             copy_while_it_runs(self.cluster.data_dir / "pipeline", self._copy)
-            round_of: list[Callable[[], str]] = [
-                *((lambda role=role: self.kill(role)) for role in KILLED),  # type: ignore[misc]
-                self.orphan, self.stale_checkpoint,
+            round_of = [
+                *(Fault(int(role == "pipeline"), partial(self.kill, role)) for role in KILLED),
+                Fault(2, self.orphan), Fault(1, self.stale_checkpoint),
             ]  # fmt: skip
             dice.shuffle(round_of)
             yield from round_of
             shutil.rmtree(self._copy)
 
     def kill(self, role: str) -> str:
-        self.disruptions += role == "pipeline"
         return f"killed {role} ({self.cluster.kill(role)})"
 
     def orphan(self) -> str:
         """SIGSTOP of the pipeline in mid-flight, another one takes over, SIGCONT, and the other one ends."""
-        self.disruptions += 2
         first = self.cluster.pids()["pipeline"]
         whole = [first, *descendants(first)]
         old = pipeline_of(self.cluster)
@@ -153,7 +208,6 @@ class Soak:
     def stale_checkpoint(self) -> str:
         """Everything is killed, the pipeline's disk is of some time ago, everything starts."""
         assert self._copy is not None
-        self.disruptions += 1
         self.cluster.kill_supervisor()
         time.sleep(0.5)
         shutil.rmtree(self.cluster.data_dir / "pipeline")
@@ -215,11 +269,11 @@ def run(soak: Soak) -> None:
     faults = soak.faults(dice)
     done = 0
     while time.monotonic() - began < MINUTES * 60 or done < FAULTS:
-        time.sleep(dice.uniform(4, 9))
-        phase(f"{next(faults)()}; {soak.told()}")
+        time.sleep(dice.uniform(4, 9) if time.monotonic() - began < MINUTES * 60 else 2)
+        phase(f"{soak.strike(next(faults))}; {soak.told()}")
         done += 1
         assert soak.checker.findings.wrong[:3] == [], WRONG
-    under_load = soak.checker.findings.complete
+    time.sleep(2)
     rate = (soak.ledger.rows - rows_before) / (time.monotonic() - began)
     soak.end_load()
     soak.checker.end_asking()
@@ -236,10 +290,10 @@ def run(soak: Soak) -> None:
         rows = soak.ask_at_the_end(question, last.ends)
         assert question.judge(table, rows), f"{WRONG}: {question.sql} at the end: {len(rows)} rows {rows[:20]}"
     phase(f"the whole table is right at epoch {last.epoch}: {int(table.visible.sum()):,} keys")
-    judge_the_run(soak, findings, under_load, rate)
+    judge_the_run(soak, findings, rate)
 
 
-def judge_the_run(soak: Soak, findings: Findings, under_load: int, rate: float) -> None:
+def judge_the_run(soak: Soak, findings: Findings, rate: float) -> None:
     """Whether the test tested anything, and how old answers were."""
     windows = soak.windows()
     ages = findings.ages_outside(windows)
@@ -254,15 +308,17 @@ def judge_the_run(soak: Soak, findings: Findings, under_load: int, rate: float) 
         f"p99 {age_p99:.0f} ms, of the oldest missing row p99 {missing_p99:.0f} ms ({len(ages)} answers); "
         f"{sealed} segments sealed; {findings.met:,} times a key in several partitions of one epoch"
     )
+    under_fire = sum(map(soak.is_under_fire, findings.complete_ms))
+    soak.phase(f"{under_fire} of {findings.complete} complete answers under load and kills")
     assert rate >= RATE_MIN_PER_S, f"the machine carried {rate:,.0f} rows/s only"
     assert findings.complete >= 100 * MINUTES, "too few answers for this test to mean anything"
-    assert under_load >= 0.8 * findings.complete
+    assert under_fire >= 0.8 * findings.complete
     assert findings.unjudged <= 0.1 * findings.complete
     assert findings.met > 1_000
     assert sealed >= PARTITIONS
     assert soak.restarts() <= soak.disruptions + 1, "the pipeline restarted by itself"
     if STRICT:
-        assert len(ages) >= 0.3 * len(findings.ages), "the pipeline was away, or behind, most of the time"
+        assert len(ages) >= 0.2 * len(findings.ages), "the pipeline was away, or behind, most of the time"
         assert age_p99 <= AGE_MS
 
 

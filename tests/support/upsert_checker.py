@@ -62,6 +62,8 @@ class Findings:
     #: What incomplete answers said, the last one of each beginning.
     flags: dict[str, str] = field(default_factory=dict)
     ages: list[Age] = field(default_factory=list)
+    #: When complete answers arrived, wall clock.
+    complete_ms: list[float] = field(default_factory=list)
     #: Keys that one epoch had rows of in several partitions, over all epochs that were judged.
     met: int = 0
 
@@ -167,6 +169,7 @@ class UpsertChecker:
                 self._flagged(answer)
                 return None, token
             self.findings.complete += 1
+            self.findings.complete_ms.append(at_ms)
             self.findings.by_kind[question.kind] += 1
             if answer.get("epoch") is None or not answer.get("readToken"):
                 self.findings.wrong.append(f"a complete answer without epoch or readToken: {str(answer)[:600]}")
