@@ -327,6 +327,7 @@ class Compactor:
         except OSError as error:
             raise NoResource(f"cannot replace {target}: {error}", hint="it is retried") from error
         hosted.verified, hosted.error, hosted.saved, hosted.save_at_s = True, None, None, 0.0
+        hosted.superseded = (-1, 0, 0.0)
 
 
 def _work(table: HostedTable, hosted: HostedSegment) -> _Work | None:

@@ -85,7 +85,9 @@ def _superseded(table: HostedTable) -> dict[str, int]:
         changes, count, due_s = hosted.superseded
         if changes != versions.changes and due_s <= time.monotonic() < ends_s:
             step = max(1, versions.rows // _COUNTED_PARTS)
-            changes, count = versions.changes, versions.counts()[0] // step * step
+            changes, count = versions.changes, versions.counts()[0]
+            if count < versions.rows:
+                count = count // step * step
             hosted.superseded = changes, count, time.monotonic() + _COUNT_EVERY_S
         counts[hosted.metadata.name] = count
     return counts

@@ -52,16 +52,20 @@ _MEDIA_TYPE = "application/octet-stream"
 T = TypeVar("T")
 
 
-def snapshot_of(table: HostedTable, hosted: HostedSegment) -> Snapshot:
-    """Versions of a sealed segment as of the last epoch closed here, for whoever may keep them. Raises NotFound."""
+def snapshot_of(table: HostedTable, hosted: HostedSegment, checksum: str | None = None) -> Snapshot:
+    """Versions of a sealed segment as of the last epoch closed here, for whoever may keep them. `checksum`: the content
+    whose versions are wanted; compaction changes both at once. Raises NotFound."""
     name = hosted.metadata.name
     partition = table.updater(hosted.metadata.partition)
     if partition is None:
         raise NotFound(f"this server does not follow the updates of segment {name} of table {table.name}")
     with partition.lock:  # between two epochs: nobody writes
-        versions = followed(partition, hosted)
+        with table.lock:
+            versions, sealed = followed(partition, hosted), hosted.sealed
         if versions is None:
             raise NotFound(f"this server does not know which rows of segment {name} of table {table.name} are in force")
+        if checksum is not None and (sealed is None or sealed.marker.checksum != checksum):
+            raise NotFound(f"segment {name} of table {table.name} has other content than {checksum} here")
         # Versions that were fetched may be ahead of the partition: the log says again what is in them, and is skipped.
         return Snapshot(versions.copied(), partition.position)
 
@@ -108,7 +112,7 @@ class VersionsService:
         await self._wait(table, hosted, _number(query, "notBefore", 0), _number(query, "waitMs", 0))
 
         def packed() -> bytes:
-            return pack(snapshot_of(table, hosted), segment=hosted.metadata.name, checksum=checksum)
+            return pack(snapshot_of(table, hosted, checksum), segment=hosted.metadata.name, checksum=checksum)
 
         return self._answer(await self._in_thread(packed), {CONTENT_HEADER: checksum})
 

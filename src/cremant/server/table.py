@@ -104,7 +104,12 @@ class HostedTable:
             # Its directory is a new one, without versions.
             hosted.snapshot, hosted.saved, hosted.save_at_s = None, None, 0.0
             self.segments[metadata.name] = hosted
-            partition = self.partitions.get(metadata.partition)
+            partition, reader = self.partitions.get(metadata.partition), self.updater(metadata.partition)
+            if hosted.versions is not None and hosted.versions.rows != sealed.rows:
+                # Its files were damaged, and what came instead has been compacted meanwhile.
+                hosted.versions = hosted.follow_from = None
+                if reader is not None and reader.versions is not None:
+                    reader.versions.detach(metadata.name)
             if partition is not None:
                 if hosted.versions is None and partition.versions is not None:
                     hosted.versions = partition.versions.hand_over(metadata.name, first, end, sealed.rows, order)

@@ -29,6 +29,7 @@ from cremant.completion.fetch import Holder
 from cremant.log.api import Log
 from cremant.model.cluster import ClusterView, PipelineRecord
 from cremant.model.errors import CremantError, Unavailable
+from cremant.model.segments import SegmentMetadata
 from cremant.segment.locations import locations_of
 from cremant.segment.reader import SealedSegment
 from cremant.segment.snapshot import Locate, Snapshot
@@ -150,9 +151,12 @@ class VersionsKeeper:
         sealed = hosted.sealed
         if sealed is None or hosted.versions is not None:
             return
-        name, whys = hosted.metadata.name, []
+        metadata = newest_metadata(self._look_view(), table.record, hosted.metadata)
+        if metadata.compacted_at and metadata.checksum != sealed.marker.checksum:
+            return  # versions are of other rows than the file; what takes its place comes first (compacting.py)
+        name, whys = metadata.name, []
         began_s = time.monotonic()
-        for source, label, begin in self._sources(table, hosted, sealed):
+        for source, label, begin in self._sources(table, metadata, hosted, sealed):
             if self._stopping.is_set():
                 raise Unavailable(f"segment {name}: this server is stopping")
             try:
@@ -173,10 +177,9 @@ class VersionsKeeper:
         )
 
     def _sources(
-        self, table: HostedTable, hosted: HostedSegment, sealed: SealedSegment
+        self, table: HostedTable, metadata: SegmentMetadata, hosted: HostedSegment, sealed: SealedSegment
     ) -> Iterator[tuple[VersionsSource, str, Callable[[], contextlib.AbstractContextManager[Replay]]]]:
         record, view = table.record, self._look_view()
-        metadata = newest_metadata(view, record, hosted.metadata)
         own = PartitionId(table.name, record.incarnation, metadata.partition)
         upsert = record.config.upsert
         locate = _locate(sealed)

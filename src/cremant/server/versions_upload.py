@@ -150,7 +150,7 @@ class VersionsUploads:
             return
         with reader.lock:
             versions, position = followed(reader, hosted), reader.position
-            if versions is None:
+            if versions is None or hosted.outdated:  # others came first: by now it may have been compacted
                 return
             changes = versions.changes
         # Changes from here on come with the next upload, if not with this one.

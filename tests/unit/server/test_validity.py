@@ -20,20 +20,22 @@ from cremant.completion.copies import with_versions
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import ClusterView, LiveInstance, PipelineRecord, Role, TableView
 from cremant.model.completion import StorePolicy
-from cremant.model.errors import Unavailable
+from cremant.model.errors import NotFound, Unavailable
 from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
 from cremant.model.segments import ReplicaState, SegmentMetadata, StoredVersions, StoreState
-from cremant.model.upsert import Cut
-from cremant.segment.locations import locations_of
-from cremant.segment.reader import SealedSegment
+from cremant.model.upsert import CompactionConfig, Cut, UpsertConfig
+from cremant.segment.compact import compact_segment
+from cremant.segment.locations import Locations, locations_of
+from cremant.segment.reader import SealedSegment, derive
 from cremant.segment.snapshot import Snapshot, pack
 from cremant.segment.tail import SpillQuota
-from cremant.segment.versions import Versions
+from cremant.segment.versions import UNSET, Flags, Versions
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.replay import Replay
-from cremant.server.rest_versions import POSITIONS, SEGMENT, VersionsService
+from cremant.server.reports import _superseded
+from cremant.server.rest_versions import POSITIONS, SEGMENT, VersionsService, snapshot_of
 from cremant.server.table import HostedSegment, HostedTable
 from cremant.server.validity import VersionsKeeper, VersionsSource, lacking_versions
 from cremant.server.versions_fetch import VersionsClient
@@ -533,3 +535,92 @@ def test_a_controller_that_does_not_record_it_is_asked_again(world: World) -> No
         made.look()
     assert made.look() == 1
     assert len(_stored(world)) == 1
+
+
+# --- compaction meanwhile ---------------------------------------------------------------------------------------------
+
+
+def _compacted(world: World, kept: Flags, epoch: int) -> tuple[SegmentMetadata, SealedSegment]:
+    """The record and the file once only some of the rows are left."""
+    directory = world.root / "compacted"
+    directory.mkdir()
+    made = compact_segment(directory, world.sealed, kept, fsync=False)
+    metadata = msgspec.structs.replace(
+        world.metadata, checksum=made.checksum, file_checksum=made.file_checksum, rows=made.rows, compacted_at=epoch
+    )
+    return metadata, derive(directory, metadata.name, made.checksum, fsync=False)
+
+
+def test_versions_of_files_that_were_damaged_are_not_those_of_compacted_ones_that_came_instead(world: World) -> None:
+    me = world.server("me", 3)
+    me.read(EPOCHS - 2)
+    before = me.install().versions
+    assert before is not None
+    world.metadata, compacted = _compacted(world, before.kept(9), 9)
+    assert 0 < compacted.rows < before.rows
+    assert me.table.exchange(me.hosted, world.sealed, None)  # what the verifier does
+    me.table.install(world.metadata, compacted, verified=True)
+    assert me.hosted.versions is None
+    assert _missing(me) == [world.metadata.name]
+    me.read()
+    world.sealed = compacted
+    me.keeper.bring(me.table, me.hosted)
+    assert me.hosted.versions is not None
+    assert (me.hosted.versions.rows, me.hosted.versions.horizon) == (compacted.rows, 9)
+    first, end = world.metadata.start_offset, world.metadata.end_offset or 0
+    expected = world.epochs.expected(1, first, end, EPOCHS)
+    assert shown(me.hosted.versions, EPOCHS) == {at: ends for at, ends in expected.items() if ends[1] > 9}
+
+
+def test_versions_of_compacted_rows_are_not_given_to_a_file_that_still_has_all(world: World) -> None:
+    """The view has it already, the server's record not yet. The rows that are left may be dense."""
+    versions = world.versions_at(EPOCHS)
+    kept = np.arange(versions.rows) >= versions.rows // 2
+    me = world.server("me", EPOCHS)
+    me.install()
+    world.metadata, _ = _compacted(world, kept, 9)
+    left, path = versions.compacted(kept, 9), world.root / "left"
+    position, checksum = world.epochs.positions[1][EPOCHS], world.metadata.checksum or ""
+    path.write_bytes(pack(Snapshot(left, position), segment=world.metadata.name, checksum=checksum))
+    stored = StoredVersions(
+        url=world.store.put("left.versions", path), position=position, size_bytes=path.stat().st_size,
+        file_checksum=checksum_of(path),
+    )  # fmt: skip
+    world.metadata = msgspec.structs.replace(world.metadata, versions=stored, store_state=StoreState.STORED)
+    me.keeper.bring(me.table, me.hosted)
+    assert me.hosted.versions is None
+
+
+def test_versions_of_all_rows_are_not_stored_for_the_compacted_content(world: World) -> None:
+    """The record says already that it was compacted, the file here is the former one."""
+    _in_store(world)
+    made = Uploader(world)
+    versions = made.server.hosted.versions
+    assert versions is not None
+    world.metadata, _ = _compacted(world, versions.kept(9), 9)
+    hosted = made.server.hosted
+    hosted.metadata = world.metadata
+    made.uploads.upload(made.server.table, hosted, hosted.metadata)
+    assert _stored(world) == []
+    assert world.metadata.versions is None
+    with pytest.raises(NotFound, match="other content"):
+        snapshot_of(made.server.table, hosted, world.metadata.checksum)
+
+
+def test_a_segment_of_which_all_rows_were_replaced_is_reported_as_such(world: World) -> None:
+    """Counts are rounded down, but a table may want to compact only what is replaced as a whole."""
+    me = world.server("me", 3)
+    config = msgspec.structs.replace(
+        me.table.record.config.upsert or UpsertConfig(comparison_columns=("ts",)), compaction=CompactionConfig()
+    )
+    record = msgspec.structs.replace(
+        me.table.record, config=msgspec.structs.replace(me.table.record.config, upsert=config)
+    )
+    me.table.update(record)
+    me.read(7)
+    hosted = me.install()
+    hosted.versions = Versions.superseded(Locations(151), 7)
+    assert _superseded(me.table) == {world.metadata.name: 151}
+    hosted.versions.valid_until[-1] = UNSET
+    hosted.superseded = (-1, 0, 0.0)
+    assert _superseded(me.table) == {world.metadata.name: 150}
