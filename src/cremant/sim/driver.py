@@ -79,11 +79,17 @@ class Driver:
         self._seen = 0
         #: What the start under way was told to go back to.
         self._reset_to: int | None = None
+        #: The last rebuild that it has begun, or begins with its start.
+        self._rebuild = 0
 
     def run(self) -> Actor:
         plan = yield from self._start()
         if plan is not None:
             yield from self._query(plan)
+
+    @property
+    def block_rows_max(self) -> int:
+        return self.world.options.block_rows
 
     def pass_time(self) -> int:
         return self.world.schedule.choice((1, 1, 2, 5, 9))
@@ -127,7 +133,9 @@ class Driver:
                 world.generation += 1
                 if world.reset_to != self._reset_to:
                     return EffectFailed("its view is older than the rewind")
-                return GenerationTaken(world.generation, world.checkpoint, world.reset_to)
+                self._rebuild = world.rebuilds_asked
+                forget = self._rebuild > world.rebuilds_begun
+                return GenerationTaken(world.generation, "" if forget else world.checkpoint, world.reset_to)
             case Append(partition, record):
                 if isinstance(record, Fence):
                     self._seen = max(self._seen, world.observers.oracles[partition].epoch_max)
@@ -145,11 +153,12 @@ class Driver:
                 if generation != world.generation:
                     return GenerationRefused(f"generation {world.generation} is in force")
                 world.base, world.checkpoint = base, checkpoint
+                world.rebuilds_begun = max(world.rebuilds_begun, self._rebuild)
                 world.base_taken(generation, first_epoch, self._reset_to)
                 return BaseTaken()
             case AdoptCheckpoint(source, name, commits_above, plans_above):
                 found = world.checkpoints.get(source, Checkpoint())
-                world.checkpoints[name] = found.adopted(commits_above, plans_above)
+                world.checkpoints[name] = found.adopted(commits_above, plans_above, with_state=not world.state_dropped)
                 return CheckpointAdopted()
             case Planned() | GiveUp():
                 raise AssertionError(effect)
@@ -188,6 +197,9 @@ class Driver:
             if world.reset_to is not None:
                 world.note(f"driver {self.number} stops: the table is to go back to epoch {world.reset_to}")
                 return
+            if world.rebuilds_asked > self._rebuild:
+                world.note(f"driver {self.number} stops: its state is to be made anew")
+                return
             if planned <= committed or last is None:
                 following = self._plan(run, last, planned + 1)
                 if following is None:
@@ -221,11 +233,12 @@ class Driver:
         for stream, start in zip(world.stream, starts, strict=False):
             first = max(start, stream.earliest)
             following.append(max(start, min(stream.end, first + limit)))
+        config_version = world.config_version
         if following == starts:
-            return None
-        return PlannedBatch(
-            batch_id=batch_id, start=tuple(starts), end=tuple(following), config_version=world.config_version
-        )
+            if not run.fresh or batch_id > 0:
+                return None
+            config_version = 0  # Spark runs a first batch in any case: an epoch without rows, of no config
+        return PlannedBatch(batch_id=batch_id, start=tuple(starts), end=tuple(following), config_version=config_version)
 
     def _heartbeat(self, machine: CloseMachine) -> Actor:
         at_ms = self.world.now_ms
@@ -340,7 +353,7 @@ class Driver:
         at = share.first
         epoch = run.epoch_of(plan.batch_id)
         while at < share.next:
-            end = min(share.next, at + world.workload.randint(1, world.options.block_rows))
+            end = min(share.next, at + world.workload.randint(1, self.block_rows_max))
             if at < world.stream[partition].earliest:
                 raise TaskFailed(f"offset {at} is gone")
             config = plan.config_version if world.safeguards.config_pinned else world.config_version

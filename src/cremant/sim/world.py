@@ -21,14 +21,16 @@ from cremant.epoch.safeguards import Safeguards
 from cremant.epoch.scan import PartitionScan
 from cremant.log.api import OffsetExpired
 from cremant.log.memory import MemoryLog
+from cremant.model.names import epoch_topic
 from cremant.model.offsets import Position
 from cremant.sim.engine import Engine, Violation
 from cremant.sim.observers import Observers
 from cremant.sim.options import Options
 from cremant.sim.stream import StreamPartition, rows
 
-TOPIC = "epochs.sim"
+TABLE = "sim"
 INCARNATION = "51b0000000000001"
+TOPIC = epoch_topic(TABLE, INCARNATION)
 
 
 class Checkpoint(msgspec.Struct):
@@ -42,12 +44,12 @@ class Checkpoint(msgspec.Struct):
     def copy(self) -> Checkpoint:
         return Checkpoint(dict(self.plans), set(self.commits), dict(self.states))
 
-    def adopted(self, commits_above: int, plans_above: int) -> Checkpoint:
-        """A copy without what has a higher id; state that nobody committed is of no use."""
+    def adopted(self, commits_above: int, plans_above: int, *, with_state: bool = False) -> Checkpoint:
+        """A copy without what has a higher id; state that nobody committed is of no use. `with_state`: all of it."""
         return Checkpoint(
             {batch: plan for batch, plan in self.plans.items() if batch <= plans_above},
             {batch for batch in self.commits if batch <= commits_above},
-            {batch: state for batch, state in self.states.items() if batch <= commits_above},
+            {batch: state for batch, state in self.states.items() if with_state or batch <= commits_above},
         )
 
 
@@ -74,6 +76,10 @@ class World(Engine):
         self.config_version = 1
         #: An operator wants the table taken back to this epoch.
         self.reset_to: int | None = None
+        #: Whoever goes on with a checkpoint drops the state that nobody committed.
+        self.state_dropped = True
+        #: How often what batches leave behind was to be made anew, and how often a start has begun to.
+        self.rebuilds_asked = self.rebuilds_begun = 0
         #: Per partition the decided cuts; the first is where the table began.
         self.cuts: list[list[Position]] = []
         # What file systems keep.

@@ -14,7 +14,7 @@ import msgspec
 from cremant.cluster.lowwater import Chosen, LowWater, Marks, backed, is_void
 from cremant.model.upsert import Cut, Visibility
 from cremant.sim.engine import Actor, Violation
-from cremant.sim.upsert.server import Found, located
+from cremant.sim.upsert.hosted import Found, located
 from cremant.sim.upsert.world import Location, UpsertWorld, View
 from cremant.sim.world import INCARNATION
 from cremant.wire.messages import EpochsReply
@@ -48,7 +48,7 @@ class Broker:
             view = world.view()
             server = world.schedule.choice(world.servers)
             reply = self._reply(server.number)
-            yield world.schedule.choice((1, 3, max(1, world.options.view_age_ms)))
+            yield world.schedule.choice((2, 8, max(2, world.options.view_age_ms)))
             self.view = view
             self.marks.told(str(server.number), reply)
 
@@ -74,7 +74,7 @@ class Broker:
     def _attempt(
         self, not_before: int, as_of: int | None, visibility: Visibility
     ) -> Generator[int, None, tuple[Chosen, list[tuple[Part, Found]]] | None]:
-        parts, rewinds = self._parts(), self.view.rewinds
+        parts, rewinds, partitions = self._parts(), self.view.rewinds, len(self.view.tails)
         if parts is None or is_void(not_before, rewinds) or (as_of is not None and is_void(as_of, rewinds)):
             return None
         marks = self.marks.marks(INCARNATION, rewinds, not_before=not_before, as_of=as_of, visibility=visibility)
@@ -89,6 +89,8 @@ class Broker:
             if rows is None:
                 return None
             found.append((part, rows))
+        if self.world.guards.partitions_known and self.marks.lacks(INCARNATION, chosen, partitions):
+            return None
         return chosen, found
 
     def _choose(self, marks: Marks, parts: list[Part]) -> Chosen | None:
@@ -164,11 +166,12 @@ class Client:
             dice = world.schedule.random()
             as_of = world.schedule.randint(0, self.seen) if dice < 0.15 else None
             visibility = Visibility.IN_FORCE if 0.15 < dice < 0.3 else Visibility.VISIBLE
+            rewinds = world.rewinds
             answer = yield from broker.query(self.seen, as_of, visibility)
             if answer is None:
                 continue
             epoch, rows = answer
-            world.observers.answered(epoch, rows, visibility)
+            world.observers.answered(epoch, rows, visibility, rewinds)
             self.answers += 1
             if as_of is None:
                 if epoch < backed(self.seen, world.rewinds):

@@ -15,12 +15,15 @@ from cremant.epoch.protocol import PlannedBatch, RunPlan
 from cremant.epoch.updates import update_block
 from cremant.model.offsets import OffsetRange
 from cremant.model.upsert import Cut, Visibility
+from cremant.pipeline.plan import SeedPlan
+from cremant.pipeline.rebuild import deletes as deletes_of
+from cremant.pipeline.rebuild import without_expired
 from cremant.pipeline.updates import Updates
 from cremant.sim.driver import Attempt, Driver
 from cremant.sim.engine import Violation
 from cremant.sim.upsert.coordinator import State, candidates_of, decided, merged
-from cremant.sim.upsert.server import Found
-from cremant.sim.upsert.table import keys_and_times
+from cremant.sim.upsert.hosted import Found
+from cremant.sim.upsert.table import RECORD, rows_at
 from cremant.sim.upsert.world import UpsertWorld
 from cremant.sim.world import Checkpoint
 
@@ -28,15 +31,27 @@ from cremant.sim.world import Checkpoint
 SEED_ATTEMPTS_MAX = 40
 
 
+class SeedBatch(PlannedBatch, frozen=True, kw_only=True):
+    """`expiry`: what of the rows in force is left out, fixed in the plan."""
+
+    expiry: SeedPlan
+
+
 class UpsertDriver(Driver):
     KEYED = True
     world: UpsertWorld
 
+    @property
+    def block_rows_max(self) -> int:
+        """A backlog is worked off in larger blocks once the faults are over, too."""
+        return self.world.options.block_rows * (1 if self.world.faults else 20)
+
     def _plan(self, run: RunPlan, before: PlannedBatch | None, batch_id: int) -> PlannedBatch | None:
         if run.fresh and batch_id == 0 and run.previous > 0:
-            return PlannedBatch(
-                batch_id=0, start=run.start, end=run.start, config_version=run.config_version, seed=run.previous
-            )
+            return SeedBatch(
+                batch_id=0, start=run.start, end=run.start, config_version=run.config_version, seed=run.previous,
+                expiry=self._expiry(run.previous),
+            )  # fmt: skip
         return super()._plan(run, before, batch_id)
 
     def _updates(
@@ -47,20 +62,26 @@ class UpsertDriver(Driver):
         replayed = run.replay is not None and plan.batch_id == run.replay.batch_id
         kept = options.tasks + 1 if guards.candidates_suffice else 2
         state = self._state_before(plan.batch_id, checkpoint)
-        if plan.seed is not None:
-            tasks = yield from self._seed(plan.seed)
-            if tasks is None:
+        expired: list[Updates] = []
+        if isinstance(plan, SeedBatch):
+            seed = yield from self._seed(plan.expiry)
+            if seed is None:
                 return None
+            tasks, expired = seed
+            world.observers.seeded(epoch, run.generation, plan.expiry)
         else:
-            expired = any(share.first > plan.start[partition] for partition, share in shares.items())
-            expired |= any(a < b and p not in shares for p, (a, b) in enumerate(zip(plan.start, plan.end, strict=True)))
-            if replayed and expired and guards.replay_whole:
+            gone = any(share.first > plan.start[partition] for partition, share in shares.items())
+            gone |= any(a < b and p not in shares for p, (a, b) in enumerate(zip(plan.start, plan.end, strict=True)))
+            if replayed and gone and guards.replay_whole:
                 world.note(f"driver {self.number}: messages of the replayed batch are gone, its checkpoint is lost")
                 world.checkpoints.pop(run.checkpoint, None)
                 return None
             tasks = self._candidates(plan, shares, epoch)
         state, touched = merged(state, tasks, kept, guards)
-        written = list(decided(state, touched, options.state_partitions, epoch, kept, guards))
+        written = [
+            *(expired if guards.expired_deleted else ()),
+            *decided(state, touched, options.state_partitions, epoch, kept, guards),
+        ]
         acks = yield from self._tasks(
             {number: partial(self._write, run, epoch, updates) for number, updates in enumerate(written)}
         )
@@ -93,7 +114,7 @@ class UpsertDriver(Driver):
         order = np.lexsort((updates.sub_row, updates.offset, updates.partition))
         while len(order):
             partitions = updates.partition[order]
-            count = min(world.workload.randint(1, world.options.block_rows), int((partitions == partitions[0]).sum()))
+            count = min(world.workload.randint(1, self.block_rows_max), int((partitions == partitions[0]).sum()))
             rows, order = order[:count], order[count:]
             block = update_block(
                 generation=run.generation, epoch=epoch, offsets=updates.offset[rows], sub_rows=updates.sub_row[rows],
@@ -111,13 +132,21 @@ class UpsertDriver(Driver):
 
     # --- a fresh checkpoint ---
 
-    def _seed(self, epoch: int) -> Generator[int, None, list[pa.RecordBatch] | None]:
-        """The rows in force at `epoch`, tombstones too, as candidates with the epoch they came into force."""
-        guards = self.world.guards
+    def _expiry(self, epoch: int) -> SeedPlan:
+        """TTL: bounds that follow from the newest comparison value at `epoch`."""
+        newest, ttl = self.world.observers.table.newest(epoch), self.world.options.ttl
+        if not ttl or newest is None:
+            return SeedPlan(epoch=epoch)
+        return SeedPlan(epoch=epoch, expired_below=newest - ttl, deleted_below=newest - ttl / 2)
+
+    def _seed(self, plan: SeedPlan) -> Generator[int, None, tuple[list[pa.RecordBatch], list[Updates]] | None]:
+        """The rows in force at an epoch, tombstones too, as candidates with the epoch they came into force; and DELETEs
+        of those that expired."""
+        guards, epoch = self.world.guards, plan.epoch
         if not guards.state_rebuilt:
-            return []
+            return [], []
         visibility = Visibility.IN_FORCE if guards.tombstones_rebuilt else Visibility.VISIBLE
-        tasks = []
+        tasks, expired = list[pa.RecordBatch](), list[Updates]()
         parts = [
             (partition, number)
             for partition, cuts in enumerate(self.world.cuts[: self.world.observers.partitions_at(epoch)])
@@ -129,13 +158,18 @@ class UpsertDriver(Driver):
                 self.world.note(f"driver {self.number}: nobody answers for partition {partition}, the seed fails")
                 return None
             if found is not None and len(found.offsets):
-                keys, times = keys_and_times(partition, found.offsets, found.sub_rows, self.world.options)
-                batch = pa.record_batch(
-                    {"$offset": found.offsets, "$subRow": found.sub_rows.astype(np.int32), "key": keys, "ts": times}
-                )
-                tasks.append(candidates_of([(partition, batch)], found.since))
-        self.world.note(f"driver {self.number}: seed of {sum(map(len, tasks))} keys in force at epoch {epoch}")
-        return tasks
+                batch, gone = without_expired(self._rows(partition, found), RECORD, plan)
+                expired.append(deletes_of(gone, partition))
+                tasks.append(candidates_of([(partition, batch)], batch.column("since").to_numpy()))
+        gone_rows = sum(len(updates.op) for updates in expired)
+        self.world.note(
+            f"driver {self.number}: seed of {sum(map(len, tasks))} keys in force at epoch {epoch}, {gone_rows} expired"
+        )
+        return tasks, expired
+
+    def _rows(self, partition: int, found: Found) -> pa.RecordBatch:
+        batch = rows_at(partition, found.offsets, found.sub_rows, self.world.options.keys, self.world.options.spread)
+        return batch.append_column("since", pa.array(found.since))
 
     def _page(self, partition: int, number: int, cut: Cut) -> Generator[int, None, Found | None]:
         """A sealed segment, or from the start of the last one on."""

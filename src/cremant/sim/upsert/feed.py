@@ -33,7 +33,7 @@ class Feed:
         self.reader = PartitionReader(partition, start, upsert=True, safeguards=world.safeguards)
         self.next_log = start.log_offset
         self.end = start.next_offset
-        self.versions = PartitionVersions(rows_from_offset, start.epoch, UPSERT.delete_column)
+        self.versions = PartitionVersions(rows_from_offset, start.epoch, UPSERT.delete_column, start.log_offset)
         #: Partitions of the last mark.
         self.partitions = 0
         self._taken: set[tuple[int, int, int]] = set()
@@ -82,9 +82,12 @@ class Feed:
                 self.end = effect.next_offset
                 self.versions.roll_back(effect.epoch, effect.next_offset, at=self.at)
             case Stopped():
-                raise Violation(effect.rule, effect.message)
+                self.stopped(effect)
             case _:
                 pass
 
     def closed(self, position: Position) -> None:
         pass
+
+    def stopped(self, effect: Stopped) -> None:
+        raise Violation(effect.rule, effect.message)

@@ -9,11 +9,11 @@ from cremant.model.errors import InvariantViolation
 from cremant.sim.engine import Actor, Outcome, Violation
 from cremant.sim.run import Supervisor, produce
 from cremant.sim.upsert.broker import Broker, Client
+from cremant.sim.upsert.compacting import order_compactions
 from cremant.sim.upsert.driver import UpsertDriver
 from cremant.sim.upsert.options import ALL, Options, Safeguards, draw
 from cremant.sim.upsert.server import Server
 from cremant.sim.upsert.world import UpsertWorld
-from cremant.sim.world import TOPIC
 
 WORLD = "upsert"
 HEAL_STEPS_MAX = 20_000
@@ -35,22 +35,14 @@ def _changes(world: UpsertWorld) -> Actor:
             partition.earliest = world.trouble.randint(partition.earliest, partition.end)
             world.note(f"the stream forgets up to {partition.earliest} in {world.stream.index(partition)}")
         if world.chance(options.trim):
-            _trim(world)
+            world.trim()
+        if options.compaction_ms:
+            order_compactions(world)
+        if world.chance(options.rebuild):
+            world.rebuilds_asked += 1
         committed = world.observers.committed
-        if world.chance(options.rewind) and len(committed) > 1 and world.reset_to is None:
+        if world.chance(options.rewind) and len(committed) > 1:
             world.rewind(world.trouble.choice(committed[-4:-1]).epoch)
-
-
-def _trim(world: UpsertWorld) -> None:
-    """The log is needed from the open segment on, and from where any copy of versions stands."""
-    for partition, cuts in enumerate(world.cuts):
-        needed = [cuts[-1].log_offset]
-        if world.guards.log_kept:
-            for server in world.servers:
-                if partition in server.hosted:
-                    needed += [position.log_offset for position in server.hosted[partition].positions()]
-            needed += [position.log_offset for position in world.positions_in_store(partition)]
-        world.log.trim(TOPIC, partition, max(0, min(needed) - 1))
 
 
 def simulate(
