@@ -19,6 +19,7 @@ from cremant.model.timeformat import parse_time_format
 from cremant.model.upsert import UpsertConfig
 from cremant.pipeline.plan import SeedPlan
 from cremant.pipeline.rebuild import Brokers
+from cremant.segment.stats import time_unit_ms
 
 
 class Seeding(msgspec.Struct, frozen=True):
@@ -85,7 +86,9 @@ def _with_retention(seed: SeedPlan, record: TableRecord, before_ms: int) -> Seed
     field = record.table_schema.field(record.config.time_column)
     assert field is not None
     assert field.format is not None
-    below = before_ms / parse_time_format(field.format, field.name).size_ms
+    # As of segments: a TIMESTAMP is stored in ms, whatever its format says of the stream.
+    unit_ms = time_unit_ms(field) or parse_time_format(field.format, field.name).size_ms
+    below = before_ms / float(unit_ms)
     return msgspec.structs.replace(seed, expired_below=below, deleted_below=below)
 
 

@@ -180,6 +180,16 @@ def test_bounds_of_keys_are_in_units_of_the_time_column() -> None:
         assert (seed.expired_below, seed.deleted_below) == (below, below)
 
 
+@pytest.mark.parametrize("written", ["TIMESTAMP", "1:MICROSECONDS:EPOCH", "1:SECONDS:EPOCH", "EPOCH|DAYS|1"])
+def test_a_timestamp_is_in_ms_whatever_its_format_says_of_the_stream(written: str) -> None:
+    """As where segments go by it: else all keys expire, or none while their segments go."""
+    made = record()
+    at = FieldSpec(name="at", data_type=DataType.TIMESTAMP, field_type=FieldType.DATE_TIME, format=written)
+    schema = msgspec.structs.replace(made.table_schema, fields=(made.table_schema.fields[0], at))
+    seed = _with_retention(SEED, msgspec.structs.replace(made, table_schema=schema), 86_400_000)
+    assert seed.expired_below == 86_400_000
+
+
 def test_times_that_a_double_cannot_hold_exactly_expire_too() -> None:
     rows = pa.RecordBatch.from_pydict({"at": pa.array([1_700_000_000_000_000_001, 1_800_000_000_000_000_001])})
     stays, expired = without_expired(rows, record(), SeedPlan(epoch=7, expired_below=1.75e18))
