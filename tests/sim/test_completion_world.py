@@ -32,6 +32,7 @@ UNREACHED = {
     ("controller", "empty"): "a replica asks with a cut past the start only",
     ("controller", "not-mine"): "only the progress of the committer is passed on",
     ("replica", "no-part"): "a tail that lost its start stops, and is reset",
+    ("replica", "compacted"): "its table has no keys: nothing is compacted",
     ("breaker", "half open admit: half open admitted"): "every call of the store has a deadline",
     ("fetch", "Failed: FromStore"): "the store is asked first",
 }
