@@ -2,7 +2,7 @@
 """An upsert table in one process, of production parts and nothing between them: candidates of tasks, the coordinator's
 decision, versions of partitions, masks at a cut, planner, engine, reduction.
 
-What Spark does between them (the greatest k candidates per key) is a sorted list here.
+What Spark does between them (the greatest candidate per key) is a dictionary here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from cremant.broker.encode import encode_rows
@@ -21,7 +22,7 @@ from cremant.ingest.candidates import VALUE_BYTES, Candidates
 from cremant.model.names import IS_NULL_PREFIX, OFFSET, SUB_ROW, VALID_FROM, VALID_UNTIL
 from cremant.model.schema import Schema
 from cremant.model.upsert import UPDATE_SCHEMA, Cut, UpsertConfig, Visibility
-from cremant.pipeline.updates import apart, decide
+from cremant.pipeline.updates import PAIR_BYTES, decide
 from cremant.segment.layout import scan_form, stored_columns
 from cremant.segment.scan import Piece
 from cremant.segment.tail_versions import PartitionVersions
@@ -29,7 +30,6 @@ from cremant.sql.binder import TableInfo
 from cremant.sql.planner import Planner, flag
 
 Row = dict[str, Any]
-K = 4
 
 
 class UpsertWorld:
@@ -40,7 +40,7 @@ class UpsertWorld:
         self._schema = schema
         self._upsert = upsert
         self._stored = stored_columns(schema, null_handling=True)
-        self._best: dict[bytes, list[bytes]] = {}
+        self._best: dict[bytes, bytes] = {}
         self._waiting: list[list[Row]] = [[] for _ in range(partitions)]
         self._ends = [0] * partitions
         self._batches: list[list[pa.RecordBatch]] = [[] for _ in range(partitions)]
@@ -53,7 +53,7 @@ class UpsertWorld:
     def close(self, epoch: int | None = None) -> int:
         """Everything that waits, as one epoch with one task per partition."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
-        touched = set()
+        said = b""
         for partition, rows in enumerate(self._waiting):
             batch = self._batch(rows, self._ends[partition])
             self._ends[partition] += len(rows)
@@ -61,10 +61,8 @@ class UpsertWorld:
             if batch.num_rows:
                 self._batches[partition].append(batch)
                 self.versions[partition].take(self._scan(batch), self.epoch)
-                touched |= self._candidates(batch, partition)
-        said = [b"\1" + b"".join(best[-VALUE_BYTES:] for best in self._best[key]) for key in sorted(touched)]
-        decisions, _ = apart(pa.array(said, pa.binary()))
-        updates = decide(decisions, self.epoch, K)
+                said += self._decisions(batch, partition)
+        updates = decide(np.frombuffer(said, np.uint8).reshape(-1, PAIR_BYTES), self.epoch)
         for partition, versions in enumerate(self.versions):
             mine = updates.partition == partition
             rows = sorted(
@@ -81,13 +79,16 @@ class UpsertWorld:
             versions.closed(self.epoch)
         return self.epoch
 
-    def _candidates(self, batch: pa.RecordBatch, partition: int) -> set[bytes]:
+    def _decisions(self, batch: pa.RecordBatch, partition: int) -> bytes:
         task = Candidates(self._schema, self._upsert)
         task.add(batch, partition, self.epoch)
-        found = task.finish().to_pylist()
-        for row in found:
-            self._best[row["key"]] = sorted({*self._best.get(row["key"], ()), row["candidate"]}, reverse=True)[:K]
-        return {row["key"] for row in found}
+        said = b""
+        for row in task.finish().to_pylist():
+            before = self._best.get(row["key"], b"")
+            if row["candidate"] > before:
+                self._best[row["key"]] = row["candidate"]
+                said += row["candidate"][-VALUE_BYTES:] + (before[-VALUE_BYTES:] or bytes(VALUE_BYTES))
+        return said
 
     def _batch(self, rows: Sequence[Row], first: int) -> pa.RecordBatch:
         arrays = []

@@ -32,7 +32,7 @@ from cremant.model.errors import InvariantViolation, Unavailable
 from cremant.model.limits import ANSWER_ROWS_MAX, SEED_PAGE_DEADLINE_MS
 from cremant.model.schema import ARROW_TYPES, FieldSpec
 from cremant.pipeline import worker
-from cremant.pipeline.coordinator import emitted
+from cremant.pipeline.coordinator import packed, report_row
 from cremant.pipeline.plan import EpochPlan, SeedPlan, SeedShare
 from cremant.pipeline.reports import TaskReport
 from cremant.pipeline.spec import RunSpec
@@ -50,6 +50,7 @@ _METADATA = b"cremant.response"
 def run_seed(spec: RunSpec, shares: Sequence[SeedShare], batch_id: int, plan: EpochPlan) -> Iterator[pa.RecordBatch]:
     """What the tasks of a seed hand to the coordinator."""
     assert plan.seed is not None
+    assert spec.state_partitions is not None
     with giving_up_loudly(spec):
         record = worker.table_at(spec, plan.config_version).record
         assert record.config.upsert is not None
@@ -64,9 +65,10 @@ def run_seed(spec: RunSpec, shares: Sequence[SeedShare], batch_id: int, plan: Ep
                     rows.drop_columns([names.VALID_FROM]), share.partition,
                     epoch if plan.seed.all_rows else rows.column(names.VALID_FROM).to_numpy(),
                 )  # fmt: skip
-                if not plan.seed.all_rows and (page := candidates.finish()).num_rows:
-                    yield page  # rows in force are of different keys, and need not wait for each other
-        yield from emitted(candidates, task_index(), epoch, TaskReport([], acks))
+                if not plan.seed.all_rows:  # rows in force are of different keys, and need not wait for each other
+                    yield packed(candidates.finish(), spec.state_partitions)
+        yield report_row(task_index(), TaskReport(updates=acks), spec.state_partitions)
+        yield packed(candidates.finish(), spec.state_partitions)
 
 
 class Brokers:

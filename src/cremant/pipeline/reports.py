@@ -26,11 +26,13 @@ class Report(NamedTuple):
 
 
 class TaskReport(msgspec.Struct, frozen=True, array_like=True):
-    """What one task appended, as it travels among the candidates of an upsert table: row blocks and gaps, and per
-    update block (partition, updates); only seeds of the key coordinator write such in their tasks."""
+    """What one task appended, as it travels through the coordinator of an upsert table: row blocks and gaps, and per
+    update block (partition, updates). And what a partition of the coordinator's state has grown to."""
 
-    blocks: list[Report]
+    blocks: list[Report] = []
     updates: list[tuple[int, int]] = []
+    keys: int = 0
+    state_bytes: int = 0
 
 
 class Outcome(NamedTuple):
@@ -38,6 +40,9 @@ class Outcome(NamedTuple):
 
     reports: list[Report]
     updates: tuple[UpdateAck, ...] = ()
+    #: The coordinator's state after it: keys, and bytes of its files and memory.
+    keys: int = 0
+    state_bytes: int = 0
 
     @property
     def blocks(self) -> tuple[BlockAck, ...]:
@@ -60,17 +65,13 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(rows: list[tuple[object, ...]], *, upsert: bool) -> Outcome:
-    """What the one action of a batch answered: rows of `task.REPORT_SCHEMA`, of an upsert table those of
-    `updates.OUTCOME_SCHEMA`."""
+    """What the one action of a batch answered: rows of `task.REPORT_SCHEMA`, of an upsert table a
+    `TaskReport` in each."""
     if not upsert:
         return Outcome([Report(*row) for row in rows])  # type: ignore[arg-type]  # Spark keeps to the schema
-    reports: list[Report] = []
-    updates: list[tuple[int, int]] = []
-    for partition, count, text in rows:
-        if text is None:
-            updates.append((partition, count))  # type: ignore[arg-type]
-        else:
-            found = msgspec.json.decode(bytes(text), type=TaskReport)  # type: ignore[call-overload]
-            reports += found.blocks
-            updates += found.updates
-    return Outcome(reports, tuple(UpdateAck(partition=partition, updates=count) for partition, count in updates))
+    found = [msgspec.json.decode(bytes(text), type=TaskReport) for (text,) in rows]  # type: ignore[call-overload]
+    return Outcome(
+        [report for task in found for report in task.blocks],
+        tuple(UpdateAck(partition=partition, updates=count) for task in found for partition, count in task.updates),
+        sum(task.keys for task in found), sum(task.state_bytes for task in found),
+    )  # fmt: skip

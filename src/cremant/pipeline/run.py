@@ -52,10 +52,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-#: How often the size of the key coordinator's state is asked for.
-STATE_LOOK_S = 5.0
-
-
 class Totals:
     """What a table's pipeline has done since this process began."""
 
@@ -65,7 +61,7 @@ class Totals:
         self.filtered = 0
         self.rejected: Counter[str] = Counter()
         self.batch_ms = 0
-        #: The key coordinator's state, as Spark said last: keys, and bytes of its files. None: not known, or none.
+        #: The key coordinator's state after the last epoch: keys, and bytes of its files. None: not known, or none.
         self.keys: int | None = None
         self.state_bytes: int | None = None
 
@@ -96,17 +92,10 @@ class Run:
         self._starts = plan.start
         self._wanted: Wanted | None = None
         self._in_batch = threading.Event()
-        self._looked_s = 0.0
         function = table.record.config.cremant.pipeline.function
-        tasks_max = task_slots(spark)
         self._companion: Companion | None = None
         if (upsert := table.record.config.upsert) is not None:
-            new = new_companion(
-                table.record.table_schema, upsert, slots=tasks_max,
-                state_partitions=int(spark.conf.get("spark.sql.shuffle.partitions") or 1),
-            )  # fmt: skip
-            self._companion = companion_for(self._checkpoint, new)
-            tasks_max = self._companion.tasks_max(tasks_max)
+            self._companion = companion_for(self._checkpoint, new_companion(table.record.table_schema, upsert))
         self.spec = RunSpec(
             run_dir=str(run_dir),
             log_settings=log_settings_of(settings),
@@ -123,11 +112,11 @@ class Run:
             brokers=seeding.brokers if seeding else (),
             seed_from=seeding.firsts if seeding else (),
             starts=plan.start,
-            tasks_max=tasks_max,
+            tasks_max=task_slots(spark),
             replay_batch=plan.replay.batch_id if plan.replay else None,
             replay_epoch=plan.replay.epoch if plan.replay else None,
             function_version=plan.config_version if function else None,
-            candidates=self._companion.candidates if self._companion is not None else None,
+            state_partitions=self._companion.state_partitions if self._companion is not None else None,
         )
 
     @property
@@ -156,11 +145,11 @@ class Run:
             function = load_function(pipeline.function, str(self._settings.pipeline_modules))
             frame = apply_function(frame, function, self.spec, pipeline.function)
         if self._companion is not None:
-            frame = coordinate(frame, self._companion).mapInArrow(UpdateWriter(self.spec), OUTCOME_DDL)
+            frame = coordinate(frame, self._companion, self._checkpoint)
+            frame = frame.mapInArrow(UpdateWriter(self.spec), OUTCOME_DDL)
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._name)
         self._query = (
             frame.writeStream.foreachBatch(self._on_batch)
-            .outputMode("append" if self.spec.candidates is None else "update")
             .option("checkpointLocation", str(self._checkpoint))
             .trigger(processingTime=f"{max(0, pipeline.min_epoch_ms)} milliseconds")
             .start()
@@ -212,18 +201,7 @@ class Run:
         ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
         if ends == closed and not self._in_batch.is_set():
             self._closer.heartbeat(ends, at_ms)
-        self._look_at_state()
         return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
-
-    def _look_at_state(self) -> None:
-        if self._companion is None or self._query is None or time.monotonic() - self._looked_s < STATE_LOOK_S:
-            return
-        self._looked_s = time.monotonic()
-        progress = self._query.lastProgress
-        for operator in (progress or {}).get("stateOperators", ()):
-            self._totals.keys = operator["numRowsTotal"]
-            size = operator["customMetrics"].get("rocksdbSstFileSize", 0)
-            self._totals.state_bytes = size + operator["memoryUsedBytes"]
 
     def stop(self) -> None:
         """Ends the query after the epoch in flight, or within PIPELINE_STOP_MS whatever it does."""
@@ -257,11 +235,13 @@ class Run:
 
     def _close_batch(self, frame: DataFrame, batch_id: int) -> None:
         plan = read_plan(self._checkpoint, batch_id)
-        found = outcome_of(frame.collect(), upsert=self.spec.candidates is not None)
+        found = outcome_of(frame.collect(), upsert=self._companion is not None)
         blocks, gaps = found.blocks, found.gaps
         outcome = self._closer.close(batch_id, plan, blocks, gaps, found.updates)
         if outcome.replayed:
             return
+        if self._companion is not None:
+            self._totals.keys, self._totals.state_bytes = found.keys, found.state_bytes
         self._totals.epochs += 1
         self._totals.rows += sum(block.rows for block in blocks)
         self._totals.filtered += sum(block.filtered for block in blocks)

@@ -53,12 +53,11 @@ def session_conf(settings: Settings) -> dict[str, str]:
         "spark.sql.streaming.numRecentProgressUpdates": "10",
         "spark.sql.streaming.minBatchesToRetain": "100",
         "spark.sql.adaptive.enabled": "false",
-        # Partitions of the key coordinators' state, fixed when one is made: with one, a single core would do what comes
-        # behind the shuffle, more than half of the work of an epoch that catches up.
-        "spark.sql.shuffle.partitions": "2",
-        # The key coordinators of upsert tables: state on disk, and per epoch only what changed.
+        # The key coordinators of upsert tables: state on disk, and per epoch only what changed. They count keys
+        # themselves; the store would look each one up again.
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
         "spark.sql.codegen.wholeStage": "false",
         "spark.cleaner.periodicGC.interval": "10min",
         "spark.sql.warehouse.dir": str(Path(settings.data_dir).absolute() / "spark-warehouse"),

@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _check_replay(self, plan: EpochPlan, shares: Sequence[Share]) -> None:
         """A closed epoch that runs again for the keys it brings to the coordinator's state must bring all of them."""
         spec = self._spec
-        if spec.candidates is None or spec.replay_epoch is None or plan.ends != spec.starts[: len(plan.ends)]:
+        if spec.state_partitions is None or spec.replay_epoch is None or plan.ends != spec.starts[: len(plan.ends)]:
             return
         for share in shares:
             if share.first > plan.partitions[share.partition].first:

@@ -47,8 +47,8 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Rows go through a function of the user's, which is part of the query: it and its config version are fixed for
     #: the run. The source emits rows, a writer behind the function appends them. None: the fused lane.
     function_version: int | None = None
-    #: How many candidates of a key the coordinator's state keeps (k); None: not an upsert table.
-    candidates: int | None = None
+    #: In how many partitions the key coordinator's state is; None: not an upsert table.
+    state_partitions: int | None = None
     #: The first batch is a seed of the coordinator's state, read through these brokers, of each partition from there.
     seed: SeedPlan | None = None
     brokers: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ from cremant.model.errors import (
 from cremant.model.limits import MIB
 from cremant.model.names import epoch_topic
 from cremant.pipeline.checkpoint import adopt_checkpoint, inspect_checkpoint
-from cremant.pipeline.coordinator import read_companion
+from cremant.pipeline.coordinator import has_state, read_companion
 from cremant.shell.logs import log_failure
 from cremant.wire.messages import BaseRequest, GenerationReply, GenerationRequest
 
@@ -241,13 +241,17 @@ class StartDriver:
         return start.Scanned(request.partition, scan)
 
     def _inspect(self, checkpoint: Path) -> CheckpointState | None:
-        """A checkpoint that was made without keys holds no state of theirs: it counts as lost when there are any."""
+        """A checkpoint that was made without keys holds no state of theirs: it counts as lost when there are any. So
+        does one whose state is not as the last committed batch left it."""
         try:
             made_with = read_companion(checkpoint)
         except Corrupt as error:
             log_failure(_log, "a checkpoint counts as lost", error, table=self._table.name)
             return None
-        return inspect_checkpoint(checkpoint) if (made_with is not None) == self._is_keyed else None
+        found = inspect_checkpoint(checkpoint) if (made_with is not None) == self._is_keyed else None
+        if made_with is None or found is None or found.committed is None:
+            return found
+        return found if has_state(checkpoint, made_with, found.committed + 1) else None
 
     def _ready(self, run: RunPlan) -> RunPlan:
         if run.fresh:

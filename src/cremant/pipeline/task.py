@@ -24,7 +24,7 @@ from cremant.model.limits import BLOCK_BYTES_MAX, BLOCK_ROWS_MAX, DEAD_LETTERS_P
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.chunks import Chunk, chunks
-from cremant.pipeline.coordinator import CANDIDATE_DDL, emitted
+from cremant.pipeline.coordinator import PACK_DDL, packed, report_row
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import Share
 from cremant.pipeline.reports import Report, TaskReport
@@ -52,7 +52,7 @@ REPORT_DDL = (
 
 def emission_ddl(spec: RunSpec) -> str:
     """What a task hands to Spark: its report, of an upsert table as a row among its candidates."""
-    return REPORT_DDL if spec.candidates is None else CANDIDATE_DDL
+    return REPORT_DDL if spec.state_partitions is None else PACK_DDL
 
 
 class EpochWriter:
@@ -102,7 +102,7 @@ class EpochWriter:
             False,
         )
         self._rows.append(row)
-        if self._spec.candidates is not None and batch.num_rows:
+        if self._spec.state_partitions is not None and batch.num_rows:
             if self._candidates is None:
                 record = worker.table_at(self._spec, self._config_version).record
                 assert record.config.upsert is not None
@@ -111,9 +111,13 @@ class EpochWriter:
 
     def finish(self) -> list[pa.RecordBatch]:
         """What the task hands to Spark (`emission_ddl`)."""
-        if self._spec.candidates is None:
+        partitions = self._spec.state_partitions
+        if partitions is None:
             return [self.report()]
-        return list(emitted(self._candidates, task_index(), self._epoch, TaskReport(self._rows)))
+        found = [report_row(task_index(), TaskReport(self._rows), partitions)]
+        if self._candidates is not None:
+            found.append(packed(self._candidates.finish(), partitions))
+        return found
 
     def report(self) -> pa.RecordBatch:
         columns = list(zip(*self._rows, strict=True)) if self._rows else [()] * len(REPORT_SCHEMA)

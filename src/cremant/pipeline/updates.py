@@ -12,27 +12,29 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from cremant.epoch.format import to_message
 from cremant.epoch.records import DELETE, INSERT
 from cremant.epoch.updates import update_block
-from cremant.ingest.candidates import VALUE_BYTES, bytes_of, epochs_of, places_of, values_at
+from cremant.ingest.candidates import VALUE_BYTES, bytes_of, epochs_of, places_of
+from cremant.ingest.packs import CANDIDATES, REPORT, STATE
 from cremant.log.api import Log
 from cremant.model.errors import InvariantViolation
 from cremant.pipeline import worker
-from cremant.pipeline.coordinator import IS_REPORT
+from cremant.pipeline.reports import TaskReport
 from cremant.pipeline.spec import RunSpec
 from cremant.pipeline.task import giving_up_loudly
 
 #: Updates of one block, 13 bytes each: 3.4 MB.
 BLOCK_UPDATES_MAX = 256 * 1024
-#: What leaves the writer: an acknowledged update block, or the report of a task (rows of `task.REPORT_SCHEMA`).
-OUTCOME_DDL = "partition INT, updates BIGINT, report BINARY"
-OUTCOME_SCHEMA = pa.schema(
-    [pa.field("partition", pa.int32()), pa.field("updates", pa.int64()), pa.field("report", pa.binary())]
-)
+#: What leaves the writer: reports (`reports.TaskReport`), those that came with the decisions and its own.
+OUTCOME_DDL = "report BINARY"
+OUTCOME_SCHEMA = pa.schema([pa.field("report", pa.binary())])
+#: A decision: values of the candidate that is the greatest now, and of the one before it.
+PAIR_BYTES = 2 * VALUE_BYTES
 
 
 class Updates(NamedTuple):
@@ -44,43 +46,28 @@ class Updates(NamedTuple):
     op: np.ndarray
 
 
-class Decisions(NamedTuple):
-    """Per key the values of its greatest candidates, greatest first: `counts` of them from byte `starts` of `data`."""
+def decide(pairs: np.ndarray, epoch: int) -> Updates:
+    """What becomes of rows in `epoch`. `pairs`: per candidate that became the greatest of its key its value and that of
+    the one before (zeros: none), PAIR_BYTES. Raises InvariantViolation where one is of a later epoch.
 
-    data: np.ndarray
-    starts: np.ndarray
-    counts: np.ndarray
-
-
-def decide(decisions: Decisions, epoch: int, candidates: int) -> Updates:
-    """What becomes of rows in `epoch`, where the state keeps so many `candidates` of a key. Raises InvariantViolation
-    where all of them are of this epoch, so that the row in force before may have been pushed out, or where one is of a
-    later epoch."""
-    data, starts, counts = decisions
-    best = values_at(data, starts)
-    newest = epochs_of(best)
+    A key whose candidates came from several tasks has several pairs. A row that is the best of one and the one before
+    of another came and went inside this epoch: nothing is written for it."""
+    newest = epochs_of(pairs[:, :VALUE_BYTES])
     if len(newest) and int(newest.max()) > epoch:
         raise InvariantViolation("upsert", f"the key coordinator holds a row of epoch {newest.max()} in epoch {epoch}")
-    wins = newest == epoch
-    undecided = np.flatnonzero(wins & (counts > 1))
-    deleted = []
-    for place in range(1, int(counts.max(initial=0))):
-        undecided = undecided[counts[undecided] > place]
-        values = values_at(data, starts[undecided] + place * VALUE_BYTES)
-        older = epochs_of(values) != epoch
-        deleted.append(values[older])
-        undecided = undecided[~older]
-        if place == candidates - 1 and len(undecided):
-            raise InvariantViolation(
-                "upsert",
-                f"{candidates} tasks or more brought rows of one key in epoch {epoch}, at most {candidates - 1} may",
-                hint="cremant table rebuild-keys makes the key coordinator's state anew",
-            )
-    inserted = best[wins]
-    places = places_of(np.concatenate((inserted, *deleted)))
+    pairs = pairs[newest == epoch]
+    before = pairs[:, VALUE_BYTES:]
+    before = before[epochs_of(before) > 0]
+    places = places_of(np.concatenate((pairs[:, :VALUE_BYTES], before)))
     ops = np.full(len(places.offset), DELETE, dtype=np.int8)
-    ops[: len(inserted)] = INSERT
-    return Updates(places.partition, places.offset, places.sub_row, ops)
+    ops[: len(pairs)] = INSERT
+    order = np.lexsort((places.sub_row, places.offset, places.partition))
+    found = Updates(places.partition[order], places.offset[order], places.sub_row[order], ops[order])
+    again = np.ones(max(0, len(order) - 1), dtype=bool)
+    for column in found[:3]:
+        again &= column[1:] == column[:-1]
+    twice = np.append(again, False) | np.append(False, again)
+    return Updates(*(column[~twice] for column in found)) if twice.any() else found
 
 
 class UpdateWriter:
@@ -98,30 +85,37 @@ class UpdateWriter:
 
 
 def write_updates(spec: RunSpec, epoch: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Appends what the coordinator's output means; answers OUTCOME_SCHEMA."""
-    assert spec.candidates is not None
-    log = worker.epoch_log_of(spec)
-    outcomes: list[tuple[int | None, int | None, bytes | None]] = []
+    """Appends what the coordinator's output means; answers OUTCOME_SCHEMA. Keeps PAIR_BYTES per row of this epoch until
+    all is there, because what comes and goes inside the epoch may be in different batches."""
+    pairs: list[np.ndarray] = []
+    reports: list[bytes] = []
     for batch in batches:
-        decisions, reports = apart(batch.column(0))
-        outcomes += [(None, None, value[8:]) for value in reports if int.from_bytes(value[:8], "big") == epoch]
-        updates = decide(decisions, epoch, spec.candidates)
-        outcomes += [(partition, count, None) for partition, count in append_updates(spec, log, epoch, updates)]
-    columns = list(zip(*outcomes, strict=True)) or [()] * len(OUTCOME_SCHEMA)
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, OUTCOME_SCHEMA, strict=True)]
-    yield pa.RecordBatch.from_arrays(arrays, schema=OUTCOME_SCHEMA)
+        decisions, told = apart(batch.column(0))
+        pairs.append(decisions[epochs_of(decisions[:, :VALUE_BYTES]) >= epoch])  # of a seed's rows most are older
+        reports += told
+    updates = decide(np.concatenate(pairs), epoch) if pairs else None
+    if updates is not None and len(updates.offset):
+        acks = list(append_updates(spec, worker.epoch_log_of(spec), epoch, updates))
+        reports.append(msgspec.json.encode(TaskReport(updates=acks)))
+    yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], schema=OUTCOME_SCHEMA)
 
 
-def apart(cells: pa.BinaryArray) -> tuple[Decisions, list[bytes]]:
-    """What the coordinator's operator said: decisions, and reports of tasks."""
+def apart(cells: pa.BinaryArray) -> tuple[np.ndarray, list[bytes]]:
+    """What the coordinator's operator said: decisions, a row of PAIR_BYTES each, and reports."""
     data, bounds = bytes_of(cells)
-    starts, lengths = bounds[:-1], np.diff(bounds)
-    is_report = data[starts] == IS_REPORT[0]
-    reports = [data[starts[row] + 1 : bounds[row + 1]].tobytes() for row in np.flatnonzero(is_report).tolist()]
-    rows = np.flatnonzero(~is_report)
-    if bool((lengths[rows] % VALUE_BYTES != 1).any()):
-        raise InvariantViolation("upsert", f"a decision of the key coordinator is no multiple of {VALUE_BYTES} bytes")
-    return Decisions(data, starts[rows] + 1, lengths[rows] // VALUE_BYTES), reports
+    pairs, reports = [np.empty((0, PAIR_BYTES), dtype=np.uint8)], []
+    for start, end in pairwise(bounds.tolist()):
+        kind, rest = int(data[start]), data[start + 1 : end]
+        if kind == REPORT:
+            reports.append(rest.tobytes())
+        elif kind == STATE:
+            keys, size = rest.view(">i8").tolist()
+            reports.append(msgspec.json.encode(TaskReport(keys=keys, state_bytes=size)))
+        elif kind == CANDIDATES and len(rest) % PAIR_BYTES == 0:
+            pairs.append(rest.reshape(-1, PAIR_BYTES))
+        else:
+            raise InvariantViolation("upsert", f"the key coordinator said {len(rest)} bytes of kind {kind}")
+    return np.concatenate(pairs), reports
 
 
 def append_updates(spec: RunSpec, log: Log, epoch: int, updates: Updates) -> Iterator[tuple[int, int]]:

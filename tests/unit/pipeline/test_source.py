@@ -82,7 +82,7 @@ def test_the_first_batch_of_a_table_without_messages_has_no_rows(
     """Spark runs a first batch even if its plan is the initial one, which names no config."""
     monkeypatch.setattr("cremant.pipeline.task.task_index", lambda: 3)
     logs, spec = forty_messages(tmp_path)
-    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2)
+    spec = msgspec.structs.replace(spec, starts=(40,), state_partitions=2)
     write_wanted(spec, Wanted(config_version=1, starts=(40,), max_rows=100))
     planner = StreamReader(spec)
     initial = planner.initialOffset()
@@ -98,7 +98,7 @@ def test_the_first_batch_of_a_table_without_messages_has_no_rows(
 def test_a_closed_epoch_whose_messages_expired_is_not_run_again_for_its_keys(tmp_path: Path, stop: bool) -> None:
     """Whatever the table's policy: its rows are in the epoch log, so nothing is lost; and no gap is written."""
     logs, spec = forty_messages(tmp_path, stop_on_expired=stop)
-    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2, replay_batch=0, replay_epoch=9)
+    spec = msgspec.structs.replace(spec, starts=(40,), state_partitions=2, replay_batch=0, replay_epoch=9)
     logs.embedded.trim("t", 0, 20)
     with pytest.raises(Unavailable, match="epoch 9 is to run again for its keys"):
         StreamReader(spec).partitions({}, plan_up_to(40, spec).to_offset())
@@ -109,7 +109,7 @@ def test_a_closed_epoch_whose_messages_expired_is_not_run_again_for_its_keys(tmp
 def test_a_seed_is_planned_even_if_the_query_is_to_end(tmp_path: Path) -> None:
     """The first batch runs in any case: without its seed it would be closed with a state that lacks every key."""
     logs, spec = forty_messages(tmp_path)
-    spec = msgspec.structs.replace(spec, starts=(40,), candidates=2, seed=SeedPlan(epoch=7))
+    spec = msgspec.structs.replace(spec, starts=(40,), state_partitions=2, seed=SeedPlan(epoch=7))
     write_wanted(spec, Wanted(config_version=1, starts=(40,), max_rows=100, hold=True))
     planner = StreamReader(spec)
     plan = EpochPlan.from_offset(planner.latestOffset(planner.initialOffset(), ReadMaxRows(1_000)))

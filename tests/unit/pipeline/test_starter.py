@@ -16,6 +16,7 @@ from cremant.epoch.start import GenerationTaken
 from cremant.log.memory import MemoryLog
 from cremant.model.cluster import PipelineRecord, Rewind, TableRecord, TableView
 from cremant.model.upsert import UpsertConfig
+from cremant.pipeline.coordinator import companion_for, new_companion
 from cremant.pipeline.plan import EpochPlan, PlannedRange
 from cremant.pipeline.starter import StartDriver
 from cremant.wire.messages import GenerationReply
@@ -81,3 +82,32 @@ def test_what_was_planned_before_a_table_had_keys_is_not_run_again(tmp_path: Pat
     assert found[False] is not None
     assert found[False].plans[0].config_version == 2
     assert found[True] is None
+
+
+def test_a_checkpoint_whose_state_is_not_whole_is_a_lost_one(tmp_path: Path) -> None:
+    """Spark would try, and fail, for ever."""
+    checkpoint = tmp_path / "generation-3"
+    for name in ("offsets", "commits", "state/0/0", "state/0/1"):
+        (checkpoint / name).mkdir(parents=True)
+    (checkpoint / "metadata").write_text('{"id":"x"}')
+    planned = EpochPlan(
+        config_version=2, topic_incarnation="abc", at_ms=5, partitions=(PlannedRange(0, 10, 10),)
+    )  # fmt: skip
+    for batch in ("8", "9"):
+        (checkpoint / "offsets" / batch).write_text(f"v1\n{{}}\n{json.dumps(planned.to_offset())}")
+        (checkpoint / "commits" / batch).touch()
+    upsert = UpsertConfig(comparison_columns=("ts",))
+    record = TableRecord(
+        config=msgspec.structs.replace(config_of(), upsert=upsert), table_schema=schema_of({}), incarnation="0" * 16
+    )
+    companion_for(checkpoint, new_companion(record.table_schema, upsert))
+    table = TableView(record=record, partitions=(), segments=(), pipeline_record=PipelineRecord())
+    start = StartDriver(Controller(None), MemoryLog(lambda: 0), table, tmp_path, 1)
+    for name, is_whole in (
+        ("0/9.changelog", False),
+        ("1/9.changelog", False),
+        ("0/10.changelog", False),
+        ("1/10.zip", True),
+    ):
+        (checkpoint / "state/0" / name).touch()
+        assert (start._inspect(checkpoint) is not None) == is_whole

@@ -10,13 +10,6 @@ from cremant.sim.upsert.options import Safeguards
 from cremant.sim.upsert.run import simulate
 
 ABLATIONS = (
-    Ablation("the state keeps two candidates of a key, more tasks may bring one", ("candidates_suffice",)),
-    Ablation(
-        "the update writer does not look whether it can tell",
-        ("candidates_checked",),
-        behind="enough candidates, so that it always can",
-    ),
-    Ablation("both", ("candidates_suffice", "candidates_checked")),
     Ablation("candidates are compared by arrival", ("order_total",)),
     Ablation(
         "a batch begins with the newest state, committed or not",

@@ -21,7 +21,7 @@ from cremant.pipeline.rebuild import without_expired
 from cremant.pipeline.updates import Updates
 from cremant.sim.driver import Attempt, Driver
 from cremant.sim.engine import Violation
-from cremant.sim.upsert.coordinator import State, candidates_of, decided, merged
+from cremant.sim.upsert.coordinator import State, candidates_of, coordinated
 from cremant.sim.upsert.hosted import Found
 from cremant.sim.upsert.table import RECORD, rows_at
 from cremant.sim.upsert.world import UpsertWorld
@@ -60,7 +60,6 @@ class UpsertDriver(Driver):
         world, guards, options = self.world, self.world.guards, self.world.options
         epoch = run.epoch_of(plan.batch_id)
         replayed = run.replay is not None and plan.batch_id == run.replay.batch_id
-        kept = options.tasks + 1 if guards.candidates_suffice else 2
         state = self._state_before(plan.batch_id, checkpoint)
         expired: list[Updates] = []
         if isinstance(plan, SeedBatch):
@@ -77,11 +76,8 @@ class UpsertDriver(Driver):
                 world.checkpoints.pop(run.checkpoint, None)
                 return None
             tasks = self._candidates(plan, shares, epoch)
-        state, touched = merged(state, tasks, kept, guards)
-        written = [
-            *(expired if guards.expired_deleted else ()),
-            *decided(state, touched, options.state_partitions, epoch, kept, guards),
-        ]
+        state, decided = coordinated(state, tasks, options.state_partitions, epoch, guards)
+        written = [*(expired if guards.expired_deleted else ()), *decided]
         acks = yield from self._tasks(
             {number: partial(self._write, run, epoch, updates) for number, updates in enumerate(written)}
         )

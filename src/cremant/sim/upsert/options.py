@@ -45,10 +45,6 @@ class Options(epochs.Options, frozen=True, kw_only=True):
 class Safeguards(msgspec.Struct, frozen=True, kw_only=True):
     """Of the coordinator, servers and brokers; True = in place."""
 
-    #: The state keeps more candidates of a key than tasks may bring in one epoch.
-    candidates_suffice: bool = True
-    #: The update writer stops where it cannot tell (behind `candidates_suffice`).
-    candidates_checked: bool = True
     #: Candidates are compared by (comparison, location), not by who comes last.
     order_total: bool = True
     #: State without its commit is not gone on with,

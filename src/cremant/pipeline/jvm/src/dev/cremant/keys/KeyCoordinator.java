@@ -1,83 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
 package dev.cremant.keys;
 
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.Collections;
 import java.util.Iterator;
-import java.util.List;
-import org.apache.spark.api.java.function.FlatMapGroupsWithStateFunction;
+import java.util.UUID;
+import org.apache.spark.TaskContext;
+import org.apache.spark.api.java.function.MapPartitionsFunction;
+import org.apache.spark.deploy.SparkHadoopUtil;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Encoders;
-import org.apache.spark.sql.RelationalGroupedDataset;
-import org.apache.spark.sql.streaming.GroupState;
-import org.apache.spark.sql.streaming.GroupStateTimeout;
-import org.apache.spark.sql.streaming.OutputMode;
-import scala.Tuple2;
+import org.apache.spark.sql.Row;
+import org.apache.spark.sql.execution.streaming.state.NoPrefixKeyStateEncoderSpec;
+import org.apache.spark.sql.execution.streaming.state.StateStore;
+import org.apache.spark.sql.execution.streaming.state.StateStore$;
+import org.apache.spark.sql.execution.streaming.state.StateStoreConf;
+import org.apache.spark.sql.execution.streaming.state.StateStoreId;
+import org.apache.spark.sql.execution.streaming.state.StateStoreProviderId;
+import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.util.TaskCompletionListener;
+import scala.Option;
 
 /**
- * The key coordinator's decision for one key of one epoch. State: the greatest candidate so far
- * (rank, then epoch). All candidates of a key in an epoch come in one call, whatever tasks they are
- * from, so one candidate per key is all the state needs.
+ * The key coordinator: packs of candidates in, decisions out, and between them Spark's state store,
+ * which keeps the greatest candidate of each key. One partition of the input is one partition of the
+ * state.
  *
- * <p>Out come, behind a byte that says which, reports of tasks as they are (0), and per key with a
- * new greatest candidate (1) the ends of that candidate and of the one before it, if there was one:
- * location and epoch, 24 bytes each. What follows from them is decided by who knows the epoch.
+ * <p>Spark's own stateful operators sort, group and encode row by row, which is most of what they
+ * cost; here a task walks through its packs and asks the store for many keys at once. What makes a
+ * state exact stays Spark's: batch b reads version b and leaves version b + 1, whoever tries it how
+ * often; a task that fails leaves nothing; versions, changelogs and snapshots are the store's.
  */
-public final class KeyCoordinator
-    implements FlatMapGroupsWithStateFunction<byte[], Tuple2<byte[], byte[]>, byte[], byte[]> {
+public final class KeyCoordinator implements MapPartitionsFunction<byte[], byte[]> {
 
   private static final long serialVersionUID = 1L;
-  private static final int HASH_BYTES = 16;
-  private static final int VALUE_BYTES = 24;
-  private static final byte REPORT = 0;
-  private static final byte DECISION = 1;
+  private static final StructType BINARY =
+      new StructType().add("value", DataTypes.BinaryType, false);
 
-  /** Candidates (columns: candidate, key; grouped by what stands for the key) to decisions. */
-  public static Dataset<byte[]> coordinate(RelationalGroupedDataset candidates) {
-    return candidates
-        .<byte[], Tuple2<byte[], byte[]>>as(
-            Encoders.BINARY(), Encoders.tuple(Encoders.BINARY(), Encoders.BINARY()))
-        .flatMapGroupsWithState(
-            new KeyCoordinator(),
-            OutputMode.Update(),
-            Encoders.BINARY(),
-            Encoders.BINARY(),
-            GroupStateTimeout.NoTimeout());
+  private final String location;
+  private final StateStoreConf conf;
+
+  private KeyCoordinator(String location, StateStoreConf conf) {
+    this.location = location;
+    this.conf = conf;
+  }
+
+  /** Packs (one column) to decisions; state is kept in the checkpoint of the streaming query. */
+  public static Dataset<byte[]> coordinate(Dataset<Row> packs, String checkpoint) {
+    var session = ((org.apache.spark.sql.classic.Dataset<Row>) packs).sparkSession();
+    var conf = StateStoreConf.apply(session.sessionState().conf());
+    var coordinator = new KeyCoordinator(checkpoint + "/state", conf);
+    return packs.as(Encoders.BINARY()).mapPartitions(coordinator, Encoders.BINARY());
   }
 
   @Override
-  public Iterator<byte[]> call(
-      byte[] key, Iterator<Tuple2<byte[], byte[]>> candidates, GroupState<byte[]> state) {
-    if (key.length < HASH_BYTES && key[key.length - 1] == REPORT) {
-      List<byte[]> reports = new ArrayList<>(1);
-      while (candidates.hasNext()) {
-        byte[] report = candidates.next()._1();
-        byte[] out = new byte[1 + report.length];
-        out[0] = REPORT;
-        System.arraycopy(report, 0, out, 1, report.length);
-        reports.add(out);
-      }
-      return reports.iterator();
-    }
-    byte[] before = state.exists() ? state.get() : null;
-    byte[] best = before;
-    while (candidates.hasNext()) {
-      byte[] candidate = candidates.next()._1();
-      if (best == null || Arrays.compareUnsigned(candidate, best) > 0) {
-        best = candidate;
-      }
-    }
-    if (best == before) {
-      return Collections.emptyIterator();
-    }
-    state.update(best);
-    byte[] out = new byte[1 + (before == null ? VALUE_BYTES : 2 * VALUE_BYTES)];
-    out[0] = DECISION;
-    System.arraycopy(best, best.length - VALUE_BYTES, out, 1, VALUE_BYTES);
-    if (before != null) {
-      System.arraycopy(before, before.length - VALUE_BYTES, out, 1 + VALUE_BYTES, VALUE_BYTES);
-    }
-    return Collections.singleton(out).iterator();
+  public Iterator<byte[]> call(Iterator<byte[]> packs) {
+    TaskContext task = TaskContext.get();
+    StateStore store = open(task);
+    task.addTaskCompletionListener(
+        (TaskCompletionListener)
+            ended -> {
+              if (!store.hasCommitted()) {
+                store.abort();
+              }
+            });
+    return new Decisions(packs, store);
+  }
+
+  /** This task's partition of the state as the batch before left it. */
+  private StateStore open(TaskContext task) {
+    long batch = Long.parseLong(task.getLocalProperty("streaming.sql.batchId"));
+    // Of the query's run: Spark lets go of its stores when it ends.
+    UUID run = UUID.fromString(task.getLocalProperty("spark.jobGroup.id"));
+    var id = new StateStoreId(location, 0, task.partitionId(), StateStoreId.DEFAULT_STORE_NAME());
+    return StateStore$.MODULE$.get(
+        new StateStoreProviderId(id, run),
+        BINARY,
+        BINARY,
+        new NoPrefixKeyStateEncoderSpec(BINARY),
+        batch,
+        Option.empty(),
+        Option.empty(),
+        false,
+        conf,
+        SparkHadoopUtil.get().conf(),
+        false);
   }
 }
