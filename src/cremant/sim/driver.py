@@ -19,7 +19,6 @@ from cremant.epoch.format import row_block
 from cremant.epoch.protocol import (
     Append,
     Appended,
-    CheckpointState,
     EffectFailed,
     GiveUp,
     PlannedBatch,
@@ -148,7 +147,7 @@ class Driver:
                 return Scanned(partition, world.scan(partition, PartitionScan(effect)))
             case InspectCheckpoint(name):
                 found = world.checkpoints.get(name)
-                return CheckpointInspected(None if found is None else _state_of(found))
+                return CheckpointInspected(None if found is None else found.state)
             case TakeBase(generation, base, checkpoint, first_epoch):
                 if generation != world.generation:
                     return GenerationRefused(f"generation {world.generation} is in force")
@@ -390,15 +389,6 @@ def _orphan(world: World, attempt: Attempt[Any]) -> Actor:
             yield world.schedule.choice((1, 5, 20))
     except (StopIteration, TaskFailed):
         return
-
-
-def _state_of(checkpoint: Checkpoint) -> CheckpointState | None:
-    """As a directory is read: a commit without its plan makes it unreadable."""
-    committed = max(checkpoint.commits, default=None)
-    if committed is not None and committed > max(checkpoint.plans, default=-1):
-        return None
-    plans = tuple(checkpoint.plans[batch] for batch in sorted(checkpoint.plans)[-8:])
-    return CheckpointState(plans=plans, committed=committed)
 
 
 def _brief(record: object) -> str:

@@ -15,7 +15,7 @@ import msgspec
 import pyarrow as pa
 
 from cremant.epoch.format import decode, peek, to_message
-from cremant.epoch.protocol import PlannedBatch
+from cremant.epoch.protocol import CheckpointState, PlannedBatch
 from cremant.epoch.records import Record
 from cremant.epoch.safeguards import Safeguards
 from cremant.epoch.scan import PartitionScan
@@ -51,6 +51,15 @@ class Checkpoint(msgspec.Struct):
             {batch for batch in self.commits if batch <= commits_above},
             {batch: state for batch, state in self.states.items() if with_state or batch <= commits_above},
         )
+
+    @property
+    def state(self) -> CheckpointState | None:
+        """As a directory is read: a commit without its plan makes it unreadable."""
+        committed = max(self.commits, default=None)
+        if committed is not None and committed > max(self.plans, default=-1):
+            return None
+        plans = tuple(self.plans[batch] for batch in sorted(self.plans)[-8:])
+        return CheckpointState(plans=plans, committed=committed)
 
 
 class World(Engine):
