@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from upsert_model import History, UpsertModel
 
@@ -93,6 +93,7 @@ TASK = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=6)
 EPOCHS = st.lists(st.lists(TASK, min_size=1, max_size=3), max_size=8)
 
 
+@settings(deadline=None)
 @given(EPOCHS)
 def test_updates_are_those_of_the_model(epochs: list[list[list[tuple[int, int]]]]) -> None:
     run(epochs)
