@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cremant.ingest.candidates import bytes_of
 
@@ -30,14 +31,23 @@ def packs(candidates: pa.RecordBatch, partitions: int) -> Iterator[tuple[int, by
         mine = np.flatnonzero(places == partition)
         for first in range(0, len(mine), PACK_CANDIDATES_MAX):
             rows = pa.array(mine[first : first + PACK_CANDIDATES_MAX])
+            # In the order of keys: neighbours in the state are near each other in memory, which halves what it costs.
+            rows = rows.take(pc.array_sort_indices(keys.take(rows)))
             yield partition, _pack(keys.take(rows), ranks.take(rows))
 
 
 def partitions_of(keys: pa.BinaryArray, partitions: int) -> np.ndarray:
     """The partition of the state of each key: its bytes times random weights, added up (multilinear hashing), mixed."""
+    parts = [_partitions_of(keys.slice(at, _AT_ONCE), partitions) for at in range(0, len(keys), _AT_ONCE)]
+    return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+#: Keys that are looked at together: it takes 40 bytes of memory for each of theirs, less of it is faster.
+_AT_ONCE = 16 * 1024
+
+
+def _partitions_of(keys: pa.BinaryArray, partitions: int) -> np.ndarray:
     data, bounds = bytes_of(keys)
-    if not len(keys):
-        return np.empty(0, dtype=np.int64)
     first = int(bounds[0])
     starts = bounds[:-1] - first
     at = np.arange(bounds[-1] - first) - np.repeat(starts, np.diff(bounds))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cremant.ingest.candidates import CANDIDATE_SCHEMA
@@ -32,15 +32,16 @@ def unpacked(pack: bytes) -> list[tuple[bytes, bytes]]:
     return list(zip(*columns, strict=True))
 
 
+@settings(deadline=None)
 @given(KEYS, st.integers(1, 5))
 def test_every_candidate_is_in_the_partition_of_its_key(keys: list[bytes], partitions: int) -> None:
     ranks = [bytes([len(key) % 256]) * (len(key) % 5 + 24) for key in keys]
     batch = pa.RecordBatch.from_arrays(
         [pa.array(ranks, pa.binary()), pa.array(keys, pa.binary())], schema=CANDIDATE_SCHEMA
     )
-    found = {
-        (partition, key, rank) for partition, pack in packs(batch.slice(1), partitions) for key, rank in unpacked(pack)
-    }
+    made = [(partition, unpacked(pack)) for partition, pack in packs(batch.slice(1), partitions)]
+    assert all(rows == sorted(rows) for _, rows in made), "in the order of keys"
+    found = {(partition, key, rank) for partition, rows in made for key, rank in rows}
     alone = [int(partitions_of(pa.array([key], pa.binary()), partitions)[0]) for key in keys]
     assert found == set(list(zip(alone, keys, ranks, strict=True))[1:])
 
