@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis
 import pytest
 from lanes import Lanes, lanes_first, once_more
 
 from kafka import kafka, kafka_one_node, kafka_three, kafka_three_nodes
 
 __all__ = ["kafka", "kafka_one_node", "kafka_three", "kafka_three_nodes"]
+
+# How long an example takes says how busy the machine is, and what the first one imports.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 _BROKERS = {"kafka_one_node", "kafka_three_nodes"}
 
