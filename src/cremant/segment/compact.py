@@ -5,6 +5,7 @@ more.
 Rules:
 
 - Which rows go is said by the versions at one closed epoch (`Versions.kept`), so it is the same wherever it is done.
+- What is read is the committed content, or nothing is made of it: what comes out becomes the committed content.
 - What stays is copied as it is, in its order and in the columns it has: so equal rows are equal content, whatever the
   table's schema or config have become since they were sealed.
 """
@@ -44,12 +45,14 @@ def compact_segment(
     directory: Path, sealed: SealedSegment, kept: Flags, *, fsync: bool, on_progress: Callable[[], None] = lambda: None
 ) -> Compacted:
     """Writes the `kept` rows of the segment (a flag per row, in its order) as `rows.parquet` into `directory`.
-    `on_progress` is called after each row group. Raises Corrupt when the segment cannot be read, NoResource when the
-    disk is full."""
+    `on_progress` is called after each row group. Raises Corrupt when the segment's file is not what it was, NoResource
+    when the disk is full."""
     path, temporary = directory / PARQUET_FILE, directory / (PARQUET_FILE + ".tmp")
     source = sealed.directory / PARQUET_FILE
     content, rows = ContentHash(), 0
     try:
+        if (found := file_checksum(source)) != sealed.marker.file_checksum:
+            raise Corrupt(f"{source}: file checksum is {found}, expected {sealed.marker.file_checksum}")
         with pq.ParquetFile(source) as file:
             schema = file.schema_arrow.remove_metadata()
             with pq.ParquetWriter(temporary, schema, **WRITER_OPTIONS) as writer:

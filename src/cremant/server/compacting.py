@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from cremant.model.cluster import ClusterView
-from cremant.model.errors import AlreadyExists, CremantError, NoResource, Unavailable
+from cremant.model.errors import AlreadyExists, Corrupt, CremantError, NoResource, Unavailable
 from cremant.model.segments import SegmentMetadata, StoredVersions, StoreState
 from cremant.segment import snapshot
 from cremant.segment.compact import Compacted, compact_segment
@@ -218,7 +218,9 @@ class Compactor:
                 scratch, sealed.name, compacted.checksum, fsync=self._fsync, indexes=work.table.record.config.indexes,
                 on_progress=pace.rest,
             )  # fmt: skip
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Corrupt):
+                work.hosted.verified = False  # it is looked through once more, dropped and fetched
             self._files.remove(scratch)
             raise
         self._made[work.key] = found = _Made(sealed, work.epoch, kept, compacted, made)

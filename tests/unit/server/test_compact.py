@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from versions_kit import UPSERT, UpsertLog, shown, upsert_log, upsert_record
 
 from cremant.log.memory import MemoryLog
+from cremant.model.errors import Corrupt
 from cremant.model.segments import SegmentMetadata
 from cremant.model.upsert import Cut, Visibility
 from cremant.segment.compact import Compacted, compact_segment
@@ -176,3 +177,14 @@ def test_rows_that_nothing_replaces_stay(root: Path) -> None:
     versions = world.snapshot(NEWEST).versions
     late = int(np.count_nonzero(versions.valid_from == versions.valid_until))
     assert int(np.count_nonzero(versions.kept(NEWEST))) == versions.rows - late
+
+
+def test_nothing_is_made_of_a_damaged_file(root: Path) -> None:
+    """What came out would be the committed content, which the others then fetch."""
+    world = World(root, keys=30, seed=5)
+    versions, source = world.snapshot(NEWEST).versions, world.sealed.directory / "rows.parquet"
+    data = bytearray(source.read_bytes())
+    data[len(data) // 4] ^= 1
+    source.write_bytes(data)
+    with pytest.raises(Corrupt, match="file checksum"):
+        world.compact(versions, NEWEST)
