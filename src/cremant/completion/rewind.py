@@ -77,8 +77,9 @@ def compacted_past(segments: Iterable[SegmentMetadata], epoch: int) -> SegmentMe
 
 
 def is_taken_back(pipeline: PipelineRecord, at: Position) -> bool:
-    """A closed position of an epoch that a rewind takes back."""
+    """A closed position of an epoch that a rewind takes back. Its generation does not tell: the start that carries the
+    rewind out rolls the committed epoch forward before that."""
     return any(
-        at.epoch > rewind.to_epoch and (not rewind.done or at.generation < rewind.generation)
+        at.epoch > rewind.to_epoch and (rewind.next_epoch is None or at.epoch < rewind.next_epoch)
         for rewind in pipeline.rewinds
     )

@@ -84,6 +84,7 @@ def test_positions_of_taken_back_epochs_decide_no_cut() -> None:
     assert is_taken_back(pending, at(8)), "until the Reset is there, who knows"
     done = PipelineRecord(rewinds=(Rewind(to_epoch=7, next_epoch=12, generation=3),))
     assert is_taken_back(done, at(8, generation=2)), "closed before the Reset"
+    assert is_taken_back(done, at(11, generation=3)), "rolled forward by the start that wrote the Reset"
     assert not is_taken_back(done, at(12, generation=3))
     assert not is_taken_back(done, at(6, generation=2))
     twice = msgspec.structs.replace(done, rewinds=(*done.rewinds, Rewind(to_epoch=12)))
