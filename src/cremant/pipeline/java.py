@@ -179,6 +179,9 @@ def jvm_options(driver_memory: str, home: Path) -> list[str]:
         "-XX:TieredStopAtLevel=1",
         "-XX:+UseSerialGC",
         "-XX:-UsePerfData",
+        # A sixth of what a start costs goes into checking the class files of the PySpark that is installed here.
+        "-XX:+UnlockDiagnosticVMOptions",
+        "-XX:-BytecodeVerificationRemote",
         "-XX:+IgnoreUnrecognizedVMOptions",
         *opened,
         "-Dio.netty.tryReflectionSetAccessible=true",

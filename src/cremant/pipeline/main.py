@@ -68,6 +68,8 @@ class SessionOnTheWay:
 
     def _open(self) -> None:
         try:
+            import pyspark.sql  # noqa: F401  # a second, which passes while Java starts
+
             self.jvm = self._jvm_start.wait()
             self._session = open_session(self._settings, self.jvm)
             log_event(_log, "Spark session ready", after_ms=int((time.monotonic() - self._began_s) * 1000))
