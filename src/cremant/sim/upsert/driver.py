@@ -143,13 +143,13 @@ class UpsertDriver(Driver):
             return [], []
         visibility = Visibility.IN_FORCE if guards.tombstones_rebuilt else Visibility.VISIBLE
         tasks, expired = list[pa.RecordBatch](), list[Updates]()
-        parts = [
-            (partition, number)
-            for partition, cuts in enumerate(self.world.cuts[: self.world.observers.partitions_at(epoch)])
-            for number in range(1, len(cuts) + 1)
-        ]
-        for partition, number in parts:
-            found = yield from self._page(partition, number, Cut(epoch=epoch, visibility=visibility))
+        # The last segment of a partition may end meanwhile: whatever follows its start is asked for.
+        parts: list[tuple[int, list[int], int | None]] = []
+        for partition, cuts in enumerate(self.world.cuts[: self.world.observers.partitions_at(epoch)]):
+            parts += [(partition, [number], None) for number in range(1, len(cuts))]
+            parts.append((partition, [], cuts[-1].next_offset))
+        for partition, numbers, tail_from in parts:
+            found = yield from self._page(partition, numbers, tail_from, Cut(epoch=epoch, visibility=visibility))
             if found is None and guards.seed_whole:
                 self.world.note(f"driver {self.number}: nobody answers for partition {partition}, the seed fails")
                 return None
@@ -167,21 +167,17 @@ class UpsertDriver(Driver):
         batch = rows_at(partition, found.offsets, found.sub_rows, self.world.options.keys, self.world.options.spread)
         return batch.append_column("since", pa.array(found.since))
 
-    def _page(self, partition: int, number: int, cut: Cut) -> Generator[int, None, Found | None]:
-        """A sealed segment, or from the start of the last one on."""
+    def _page(
+        self, partition: int, numbers: list[int], tail_from: int | None, cut: Cut
+    ) -> Generator[int, None, Found | None]:
+        """A sealed segment, or all rows from an offset on."""
         world = self.world
         for _ in range(SEED_ATTEMPTS_MAX if world.guards.seed_whole else 1):
             yield world.schedule.choice((1, 5, 20))
             hosted = world.schedule.choice(world.servers).hosted.get(partition)
             if hosted is None:
                 continue
-            cuts = world.cuts[partition]
-            asked: tuple[list[int], int | None] = ([number], None)
-            if number == len(cuts):
-                asked = ([], cuts[number - 1].next_offset)
-            elif number > len(cuts):
-                continue
-            answer = hosted.at_cut(cut, *asked)
+            answer = hosted.at_cut(cut, numbers, tail_from)
             if isinstance(answer, Found):
                 return answer
         return None
