@@ -8,11 +8,13 @@ from collections.abc import Mapping
 
 from cremant.cluster.lowwater import is_void
 from cremant.model.cluster import Rewind
+from cremant.model.offsets import Position
 from cremant.sim.engine import Actor
 from cremant.sim.upsert.bringing import Held, Packed
 from cremant.sim.upsert.compacting import compact
 from cremant.sim.upsert.hosted import Hosted
 from cremant.sim.upsert.world import UpsertWorld
+from cremant.sim.world import TOPIC
 
 
 class Server:
@@ -150,6 +152,11 @@ class Server:
         partition, number = world.trouble.choice(sorted(lacking))
         if partition in self.hosted:
             self.disks[partition][number] = None
-        elif not is_void(world.stored_at[(partition, number)].epoch, world.rewinds):
+        elif self._can_continue(partition, world.stored_at[(partition, number)]):
             self.disks.setdefault(partition, {})[number] = world.stored[(partition, number)]
             self._open(partition)
+
+    def _can_continue(self, partition: int, at: Position) -> bool:
+        """Of an epoch that stays, and the log still has what follows."""
+        world = self.world
+        return is_void(at.epoch, world.rewinds) is None and world.log.earliest(TOPIC, partition) <= at.log_offset
