@@ -153,10 +153,17 @@ class LocalCluster:
             raise ClusterError(f"`cremant up` ended with status {status}")
 
     def kill_supervisor(self) -> None:
-        """SIGKILL to the supervisor; the kernel takes the roles with it."""
+        """SIGKILL to the supervisor; the kernel takes the roles with it. Returns when all of them are gone: Java tidies
+        up its files before it ends."""
         if self._process is not None:
+            roles = descendants(self._process.pid)
             self._process.kill()
             self._process.wait(10)
+            deadline_s = time.monotonic() + STOP_DEADLINE_S
+            while any(is_alive(pid) for pid in roles):
+                if time.monotonic() > deadline_s:
+                    raise ClusterError(f"of the processes {roles} some live on without their supervisor")
+                time.sleep(0.05)
 
     def pids(self) -> dict[str, int]:
         """Process ids of the roles, as the supervisor last published them (0 = being restarted)."""
@@ -206,6 +213,14 @@ def _read_line(process: subprocess.Popen[str], deadline_s: float) -> str:
         if readable:
             return process.stdout.readline()
     return ""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def descendants(pid: int) -> list[int]:

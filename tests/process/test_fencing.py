@@ -96,7 +96,6 @@ def test_a_checkpoint_restored_from_an_earlier_copy_loses_and_doubles_nothing(
             ledger.produce(1_000)
             phase(f"{attempt}: {ledger.rows} rows; killing everything, restoring the pipeline's directory")
             cluster.kill_supervisor()
-            time.sleep(0.5)
             ledger.produce(500)
             shutil.rmtree(data / "pipeline")
             shutil.copytree(copy, data / "pipeline")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.cluster import LocalCluster, command
+from bench.cluster import LocalCluster, command, is_alive
 
 
 def up(data_dir: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -175,15 +175,7 @@ def test_two_clusters_cannot_share_a_data_directory_and_no_role_outlives_its_sup
         assert all(pids.values())
         os.kill(cluster.ready["pid"], signal.SIGKILL)
         until = time.monotonic() + 5
-        while alive := [name for name, pid in pids.items() if _runs(pid)]:
+        while alive := [name for name, pid in pids.items() if is_alive(pid)]:
             if time.monotonic() > until:
                 pytest.fail(f"still running 5 s after their supervisor was killed: {alive}")
             time.sleep(0.1)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"

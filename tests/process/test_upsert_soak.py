@@ -209,7 +209,6 @@ class Soak:
         """Everything is killed, the pipeline's disk is of some time ago, everything starts."""
         assert self._copy is not None
         self.cluster.kill_supervisor()
-        time.sleep(0.5)
         shutil.rmtree(self.cluster.data_dir / "pipeline")
         shutil.copytree(self._copy, self.cluster.data_dir / "pipeline", symlinks=True)
         self.cluster.start()
