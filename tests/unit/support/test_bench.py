@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench import commit, everything, upsert
-from bench.context import Driven
+from bench.context import Context, Driven
 from bench.soak import RESTING_LOG_BYTES, wait_for_rest
 from bench.watch import Series, first_seen, gaps_ms
 
@@ -124,7 +124,8 @@ class Kept:
 @pytest.mark.parametrize("chunks", [upsert.versions_of(25_000, 900), upsert.mostly_in_force(25_000)])
 def test_the_answer_of_a_feed_is_that_of_its_newest_rows(chunks: Iterator[np.ndarray]) -> None:
     stream = Kept()
-    feed = upsert.Feed(Driven(None, stream, None)).fill(chunks)  # type: ignore[arg-type]  # no cluster
+    feed = upsert.Feed(Driven(None, stream, None))  # type: ignore[arg-type]  # no cluster
+    feed.fill(Context(quick=True), chunks)
     newest = {row["id"]: row for row in sorted(stream.rows, key=lambda row: row["ts"])}
     assert feed.rows == len(stream.rows) == 25_000
     assert feed.keys == len(newest) in (900, 22_500)
