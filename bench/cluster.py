@@ -217,10 +217,14 @@ def _read_line(process: subprocess.Popen[str], deadline_s: float) -> str:
 
 def is_alive(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+        return _stat(pid)[0] not in "ZX"
     except OSError:
         return False
-    return state not in "ZX"
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state and its parent on. Raises OSError when it is gone."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
 
 
 def descendants(pid: int) -> list[int]:
@@ -229,10 +233,7 @@ def descendants(pid: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                parent = int(
-                    (entry / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[1]
-                )
-                children.setdefault(parent, []).append(int(entry.name))
+                children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
     return list(_below(pid, children))
 
 

@@ -5,6 +5,7 @@ any closed epoch is compared with the reference model."""
 from __future__ import annotations
 
 import asyncio
+import random
 import shutil
 import threading
 import time
@@ -238,6 +239,27 @@ class World:
         for node in self.nodes:
             node.stop()
         self.cluster.close()
+
+    def disturb(self, node: Node, what: str, dice: random.Random, holds_all: Callable[[World, Node], bool]) -> None:
+        """`write` rows, `trim` the log, or take a node away: it comes back at once (`restart`), once there are more
+        rows and less log (`late`), or so and without its disk (`lose`)."""
+        if what == "write":
+            self.write(dice.randrange(1, 12))
+        elif what == "trim":
+            self.trim()
+        else:
+            if what == "lose":  # the other one has everything: what one disk has is not the only copy of anything
+                other = next(one for one in self.nodes if one is not node)
+                self.until(lambda: holds_all(self, other))
+                node.lose_disk()
+            else:
+                node.stop()
+            self.nodes.remove(node)
+            if what != "restart":
+                self.write(dice.randrange(1, 12))
+                self.trim()
+            node.start()
+            self.nodes.append(node)
 
 
 def schema_json() -> dict[str, Any]:

@@ -210,24 +210,7 @@ def test_restarts_lost_disks_and_trims_meanwhile_leave_no_wrong_answer(
     world.write(12)
     for _ in range(8):
         node = dice.choice(nodes)
-        match dice.choice(["write", "restart", "late", "lose", "trim"]):
-            case "write":
-                world.write(dice.randrange(1, 12))
-            case "trim":
-                world.trim()
-            case how:
-                if how == "lose":  # the other one has everything: what one disk has is not the only copy of anything
-                    other = next(one for one in nodes if one is not node)
-                    world.until(lambda other=other: _holds_all(world, other))  # type: ignore[misc]
-                    node.lose_disk()
-                else:
-                    node.stop()
-                world.nodes.remove(node)
-                if how != "restart":
-                    world.write(dice.randrange(1, 12))
-                    world.trim()
-                node.start()
-                world.nodes.append(node)
+        world.disturb(node, dice.choice(["write", "restart", "late", "lose", "trim"]), dice, _holds_all)
         for _ in range(dice.randrange(12)):
             order(world)
             time.sleep(0.05)

@@ -109,24 +109,8 @@ def test_restarts_lost_disks_and_trims_in_any_order_leave_no_wrong_answer(
     world.write(12)
     for _ in range(10):
         node = dice.choice(nodes)
-        what = dice.choice(["write", "restart", "restart, late", "lose", "trim"])
-        if what == "write":
-            world.write(dice.randrange(1, 12))
-        elif what == "trim":
-            world.trim()
-        else:
-            if what == "lose":  # the other one has everything: what one disk has is not the only copy of anything
-                other = next(one for one in nodes if one is not node)
-                world.until(lambda other=other: _holds_all(world, other))  # type: ignore[misc]
-                node.lose_disk()
-            else:
-                node.stop()
-            world.nodes.remove(node)
-            if what != "restart":
-                world.write(dice.randrange(1, 12))
-                world.trim()
-            node.start()
-            world.nodes.append(node)
+        what = dice.choice(["write", "restart", "late", "lose", "trim"])
+        world.disturb(node, what, dice, _holds_all)
         newest = world.epochs.epoch
         for each in nodes:
             for epoch in (newest, max(1, newest - dice.randrange(10))):
