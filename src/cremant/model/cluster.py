@@ -198,7 +198,10 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds.
 
     `state`: waiting (no epoch log yet), catchingUp, consuming, one of BLOCKED, retrying, stopped. `error` is set when
-    it is stopped or retrying."""
+    it is stopped or retrying. `log_offset`: of the epoch log, the next record to read; `log_end`: where the log ended
+    when it was last read to its end, at `log_read_at_ms` (this server's clock); None: not since the start.
+    `last_indexed_ms`: when a row last became visible. `rejected`: messages of the visible range that became no row
+    because of an error. `at_ms`: the clock of this server when it said so."""
 
     table: str
     incarnation: str
@@ -208,8 +211,30 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     watermark: Watermark
     error: str | None = None
     state: str = "consuming"
+    log_offset: int = 0
+    log_end: int | None = None
+    log_read_at_ms: int | None = None
+    last_indexed_ms: int | None = None
+    rejected: int = 0
+    at_ms: int = 0
     #: Upsert tables only.
     versions: VersionsReport | None = None
+
+
+class StreamProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """How far a pipeline is with one partition of its stream. Offsets of the stream, times of the pipeline's clock.
+
+    `stream_end`: as read at `read_at_ms`, the last time that the stream answered. `planned`: end of the epoch that is
+    being made; `closed`: everything below is in a closed epoch, whose newest message has `max_ingestion_ms`.
+    `caught_up_at_ms`: the last time at which `closed` was proven to be the end of the stream."""
+
+    partition: int
+    stream_end: int | None = None
+    read_at_ms: int | None = None
+    planned: int | None = None
+    closed: int | None = None
+    max_ingestion_ms: int | None = None
+    caught_up_at_ms: int | None = None
 
 
 class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -232,6 +257,11 @@ class PipelineReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     state_bytes: int | None = None
     #: A seed of the coordinator's state is under way: nothing is ingested meanwhile.
     rebuilding: bool = False
+    partitions: tuple[StreamProgress, ...] = ()
+    #: Why the stream could not be read when last tried; None: it answered, or was not asked.
+    stream_error: str | None = None
+    #: The clock of the pipeline when it said so.
+    at_ms: int = 0
 
 
 class InstanceReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -40,7 +40,8 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
     `next_offset`: the next row not yet visible. `epoch`: last one closed and applied. `max_ingestion_ms`: newest
     ingestion time among visible rows, None if unknown. `caught_up_at_ms`: wall time at which this position was
-    proven to be the end of the stream, None if never. `source`: logAppend, create or index.
+    proven to be the end of the stream, None if never. `source`: logAppend, create or index. `held_at_ms`: ingestion
+    time of the oldest rejected message, of a table whose errors hold the mark; None otherwise.
     """
 
     next_offset: int
@@ -48,9 +49,12 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     max_ingestion_ms: int | None = None
     caught_up_at_ms: int | None = None
     source: str = "create"
+    held_at_ms: int | None = None
 
     @property
     def freshness_ms(self) -> int | None:
         """Wall time up to which everything in the stream is visible, as far as it can be proven."""
         known = [t for t in (self.max_ingestion_ms, self.caught_up_at_ms) if t is not None]
-        return max(known) if known else None
+        if not known:
+            return None
+        return max(known) if self.held_at_ms is None else min(max(known), self.held_at_ms)

@@ -103,6 +103,18 @@ class UpsertTuning(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     history_ms: int = 60_000
 
 
+class FreshnessSla(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """What a table promises (freshness design): the block `freshnessSla`, or customConfigs' `freshness.sla.ms`.
+
+    `max_lag_ms`: now minus what is proven to be visible. `max_event_age_ms`: now minus the newest message; choose it
+    above the producers' own period. None = nothing is promised. `errors_hold`: messages that are rejected because of an
+    error count as missing."""
+
+    max_lag_ms: int | None = None
+    max_event_age_ms: int | None = None
+    errors_hold: bool = False
+
+
 class CremantConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
     """The block `cremant` of a table config. Unknown keys are refused: a typo must not pass silently."""
 
@@ -133,6 +145,7 @@ class TableConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Only upsert tables have one.
     upsert: UpsertConfig | None = None
     cremant: CremantConfig = CremantConfig()
+    freshness_sla: FreshnessSla = FreshnessSla()
     raw_json: dict[str, Any] = {}
     unrecognized: dict[str, Any] = {}
 

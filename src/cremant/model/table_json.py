@@ -14,6 +14,7 @@ import msgspec
 
 from cremant.model.completion import parse_completion
 from cremant.model.errors import Conflict, InvalidConfig
+from cremant.model.freshness_json import parse_freshness_sla
 from cremant.model.names import check_table_name, raw_table_name
 from cremant.model.schema import DataType, FieldType, Schema
 from cremant.model.stream_json import find_stream, parse_flush, parse_stream
@@ -80,6 +81,7 @@ def parse_table(document: Any) -> TableConfig:
         query_timeout_ms=_query_timeout_ms(document),
         upsert=parse_upsert(document, time_column, cremant),
         cremant=cremant,
+        freshness_sla=parse_freshness_sla(document),
         raw_json={**document, "tableName": f"{name}_REALTIME", "tableType": "REALTIME"},
         unrecognized=find_unrecognized(document),
     )

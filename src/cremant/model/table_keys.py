@@ -28,7 +28,8 @@ TABLE_KEYS: dict[str, Any] = {
         "tableName", "tableType", "metadata", "task", "routing", "quota", "query", "fieldConfigList",
         "updateSemantic", "dedupConfig", "dimensionTableConfig", "instanceAssignmentConfigMap",
         "instancePartitionsMap", "tierConfigs", "segmentAssignmentConfigMap", "tunerConfig",
-        "tunerConfigs", "isDimTable", "tableSamplers", "cremant", "description", "tags", "customConfigs",
+        "tunerConfigs", "isDimTable", "tableSamplers", "cremant", "freshnessSla",
+        "description", "tags", "customConfigs",
     ),
     "upsertConfig": _all(
         "mode", "comparisonColumns", "comparisonColumn", "deleteRecordColumn", "metadataTTL", "deletedKeysTTL",
