@@ -143,6 +143,11 @@ class CloseMachine:
             raise InvariantViolation("close", f"{type(event).__name__} in state {self.state}")
         return handler(self, event)
 
+    @property
+    def lines(self) -> tuple[PartitionMark, ...]:
+        """Per partition what the newest mark of this run says; empty before the first."""
+        return self._mark.partitions if self._mark is not None else ()
+
     # --- open ---
 
     def _close_batch(self, event: CloseBatch) -> list[Effect]:

@@ -21,6 +21,7 @@ from cremant.epoch.protocol import (
     RunPlan,
     highest_fence,
 )
+from cremant.epoch.records import PartitionMark
 from cremant.log.api import Log, LogReader
 from cremant.model.errors import CremantError, Fenced, PeerError, WorldError
 from cremant.pipeline.checkpoint import planned_batch
@@ -54,6 +55,11 @@ class Closer:
         """Per partition the stream offset up to which everything is in a closed epoch."""
         return self._machine.ends
 
+    @property
+    def lines(self) -> tuple[PartitionMark, ...]:
+        """Per partition what the newest mark says; empty before the first."""
+        return self._machine.lines
+
     def close(
         self, batch_id: int, plan: EpochPlan, blocks: tuple[BlockAck, ...], gaps: tuple[GapAck, ...],
         updates: tuple[UpdateAck, ...] = (),
@@ -75,12 +81,18 @@ class Closer:
             raise PeerError(f"table {self._table}: the closing of batch {batch_id} ended without an outcome")
         return outcome
 
-    def heartbeat(self, ends: tuple[int, ...], at_ms: int) -> None:
+    def heartbeat(self, ends: tuple[int, ...], at_ms: int) -> bool:
         """Says that the stream ended at `ends` at `at_ms` (taken before reading them), if all up to there is closed.
-        While a batch is in flight its messages are in `ends` and not closed, so nothing is said."""
-        with self._lock:
-            if self._spent is None:
-                self._carry_out(self._machine.step(Idle(ends=ends, at_ms=at_ms)))
+        While a batch is in flight its messages are in `ends` and not closed, so nothing is said: who closes one right
+        now is not waited for. Whether it was said. Raises PeerError."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            effects = self._machine.step(Idle(ends=ends, at_ms=at_ms)) if self._spent is None else []
+            self._carry_out(effects)
+            return bool(effects)
+        finally:
+            self._lock.release()
 
     def _highest_fence(self, effect: ReadBack) -> int:
         """The reader stays open: it stands where the next read-back begins."""

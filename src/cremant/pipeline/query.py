@@ -142,6 +142,9 @@ class TableQuery:
             keys=totals.keys,
             state_bytes=totals.state_bytes,
             rebuilding=run is not None and run.is_seeding,
+            partitions=totals.progress.partitions,
+            stream_error=totals.progress.error,
+            at_ms=time.time_ns() // 1_000_000,
         )
 
     @property
@@ -168,6 +171,7 @@ class TableQuery:
             return
         self._session()  # before the lease: who has to wait for Spark would keep those from it that are warm
         if not self._take_lease():
+            self._totals.progress.forget()
             self._set(State.STANDBY if self._standby else State.WAITING)
             self._sleep(PIPELINE_ASK_MS)
             return
@@ -189,7 +193,9 @@ class TableQuery:
         checkpoints = self._run_dir / "checkpoints"
         self._partitions = partitions_in(table, self._partitions or len(table.partitions))
         # Before a generation is spent: the stream can be asked, and is the one the table was made for.
-        check_topic(stream, table.record.config.stream.topic, table.record.topic_incarnation, table.name)
+        topic = table.record.config.stream.topic
+        with self._totals.progress.asking(f"topic {topic}"):
+            check_topic(stream, topic, table.record.topic_incarnation, table.name)
         epochs = self._logs.epoch
         starting = StartDriver(
             self._controller, epochs, table, checkpoints, self._partitions, forget=self._state_lost

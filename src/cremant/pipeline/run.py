@@ -30,6 +30,7 @@ from cremant.pipeline.closer import Closer
 from cremant.pipeline.coordinator import Companion, companion_for, coordinate, new_companion
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
+from cremant.pipeline.progress import Progress
 from cremant.pipeline.reports import outcome_of
 from cremant.pipeline.seeding import Seeding
 from cremant.pipeline.source import FORMAT, StreamSource
@@ -64,6 +65,7 @@ class Totals:
         #: The key coordinator's state after the last epoch: keys, and bytes of its files. None: not known, or none.
         self.keys: int | None = None
         self.state_bytes: int | None = None
+        self.progress = Progress()
 
 
 class Run:
@@ -138,6 +140,7 @@ class Run:
         remove_old_files(self.spec)
         write_config(self._run_dir, self._record)
         self._want(hold=False)
+        self._totals.progress.begin(self._starts)
         self._spark.dataSource.register(StreamSource)
         frame = self._spark.readStream.format(FORMAT).option("spec", self.spec.to_json()).load()
         pipeline = self._record.config.cremant.pipeline
@@ -196,11 +199,13 @@ class Run:
     def look(self) -> int:
         """Offsets of the stream that are not in a closed epoch yet. If there is none, says how far the stream went
         (heartbeat). Raises PeerError if the stream cannot be asked."""
-        at_ms = time.time_ns() // 1_000_000
-        closed = self._closer.ends
-        ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
-        if ends == closed and not self._in_batch.is_set():
-            self._closer.heartbeat(ends, at_ms)
+        closed, progress = self._closer.ends, self._totals.progress
+        with progress.asking(f"the end of topic {self.spec.topic}"):
+            at_ms = time.time_ns() // 1_000_000
+            ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
+        progress.read(ends, at_ms)
+        if ends == closed and not self._in_batch.is_set() and self._closer.heartbeat(ends, at_ms):
+            progress.caught_up(at_ms)
         return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
 
     def stop(self) -> None:
@@ -235,11 +240,13 @@ class Run:
 
     def _close_batch(self, frame: DataFrame, batch_id: int) -> None:
         plan = read_plan(self._checkpoint, batch_id)
+        self._totals.progress.planned(plan)
         found = outcome_of(frame.collect(), upsert=self._companion is not None)
         blocks, gaps = found.blocks, found.gaps
         outcome = self._closer.close(batch_id, plan, blocks, gaps, found.updates)
         if outcome.replayed:
             return
+        self._totals.progress.closed(self._closer.lines)
         if self._companion is not None:
             self._totals.keys, self._totals.state_bytes = found.keys, found.state_bytes
         self._totals.epochs += 1
