@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 from pipelines import World, check, wait_for
+from stopping import stopped
 
 from cremant.controller.main import make_controller_app
 from cremant.shell.app import RunningServer, serve
@@ -176,16 +177,10 @@ def test_an_orphan_that_wakes_up_after_its_successor_took_over_is_fenced(world: 
         wait_for(lambda: world.closed_rows() == 1_000, 240)
         world.produce(range(1_000, 200_000))
         wait_for(lambda: blocks_beyond(world, 1_000))
-        everyone = [orphan.pid, *orphan.children()]
-        for pid in everyone:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        with pipeline(world, url, "successor"):
+        with stopped(orphan.pid, world.directory / "log") as whole, pipeline(world, url, "successor"):
             world.produce(range(200_000, 201_000))
             wait_for(lambda: world.closed_rows() == 201_000, 240)
-            for pid in everyone:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            whole.go_on()
             wait_for(lambda: any("fenced" in str(event["event"]) for event in orphan.events()), 60, "orphan is fenced")
             world.produce(range(201_000, 202_000))
             wait_for(lambda: world.closed_rows() == 202_000, 240)

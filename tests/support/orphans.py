@@ -41,12 +41,6 @@ def second_pipeline(cluster: LocalCluster, directory: Path, *options: str) -> It
             process.wait(10)
 
 
-def signal_all(pids: list[int], number: signal.Signals) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
 def pipeline_of(cluster: LocalCluster) -> dict[str, Any]:
     """Who holds the table's lease, the generation in force, and what the holder reports."""
     (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
