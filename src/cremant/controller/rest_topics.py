@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import base64
 import threading
 from typing import Any
 
-import msgspec
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +21,7 @@ from cremant.model.errors import Conflict, InvalidConfig, UserError
 from cremant.model.limits import PARTITIONS_MAX, PRODUCE_BODY_BYTES_MAX
 from cremant.model.names import check_topic_name
 from cremant.model.offsets import OffsetRange
+from cremant.model.written import write_token
 from cremant.shell.app import json_response, read_body
 
 
@@ -106,30 +105,24 @@ class TopicRest:
         return {"status": f"Topic {topic} deleted"}
 
     async def produced(self, request: Request) -> Response:
-        """Body: JSON lines; with `keyed=true` each is {"key", "value"}. Answers the offsets each partition took."""
+        """Body: JSON lines; with `keyed=true` each is {"key", "value"}. Answers the offsets each partition took,
+        and `token`, for whoever wants to read them (`SET readYourWrites`)."""
         topic, keyed = request.path_params["topic"], flag(request, "keyed", default=False)
         self._refuse_internal(topic)
         body = await read_body(request, PRODUCE_BODY_BYTES_MAX)
         return json_response(await run_in_threadpool(self._produce, topic, body, keyed))
 
     def _produce(self, topic: str, body: bytes, keyed: bool) -> dict[str, Any]:
-        info = self._log.topic(topic)
         with self._guard:
             turns = self._turns.setdefault(topic, Turns())
         done = produce_lines(self._log, topic, body, keyed=keyed, turns=turns)
         offsets = {str(partition): _joined(ranges) for partition, ranges in sorted(done.ranges.items())}
-        ends = {partition: spans[-1][1] for partition, spans in offsets.items()}
-        return {"messages": done.messages, "offsets": offsets, "token": produce_token(info, ends)}
+        token = write_token({partition: ranges[-1].next - 1 for partition, ranges in done.ranges.items()})
+        return {"messages": done.messages, "offsets": offsets, "token": token}
 
     def _refuse_internal(self, topic: str) -> None:
         if is_internal_topic(topic):
             raise UserError(f"topic {topic} is internal to a table")
-
-
-def produce_token(info: TopicInfo, ends: dict[str, int]) -> str:
-    """What was written, for a reader who wants to see at least this: stream, its incarnation, next offsets."""
-    document = msgspec.json.encode({"s": info.name, "i": info.incarnation, "o": ends})
-    return base64.urlsafe_b64encode(document).decode().rstrip("=")
 
 
 def _joined(ranges: list[OffsetRange]) -> list[list[int]]:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import base64
 import http.server
-import json
 import threading
 import time
 from typing import Any
@@ -96,8 +94,7 @@ def test_produced_lines_are_acknowledged_with_their_offsets(cluster: Cluster) ->
     second = cluster.request("POST", "/topics/events", content=b'{"a":3}').json()
     assert (first["messages"], second["messages"]) == (2, 1)
     assert sorted([*first["offsets"].items(), *second["offsets"].items()]) == [("0", [[0, 2]]), ("1", [[0, 1]])]
-    token = json.loads(base64.urlsafe_b64decode(first["token"] + "=" * (-len(first["token"]) % 4)))
-    assert (token["s"], list(token["o"].values())) == ("events", [2])
+    assert (first["token"], second["token"]) == ('{"0":1}', '{"1":0}')  # offsets of the last rows, for readYourWrites
 
 
 def test_keyed_lines_of_one_key_go_to_one_partition(cluster: Cluster) -> None:
