@@ -325,7 +325,7 @@ class CompletionMachine:
             segment, status=SegmentStatus.DONE, rows=message.rows, size_bytes=message.size_bytes,
             checksum=message.checksum, file_checksum=message.file_checksum, min_time_ms=message.min_time_ms,
             max_time_ms=message.max_time_ms, max_ingestion_ms=message.max_ingestion_ms,
-            last_indexed_ms=message.last_indexed_ms, columns=message.columns,
+            last_indexed_ms=message.last_indexed_ms, mark=message.mark, columns=message.columns,
             partitioning=message.partitioning, form=message.form,
             store_state=message.store_state, store_url=message.store_url, store_error=message.store_error,
             store_changed_ms=now_ms,

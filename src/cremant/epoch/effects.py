@@ -14,7 +14,8 @@ from cremant.model.offsets import OffsetRange, Position
 
 class TakeRows(msgspec.Struct, frozen=True, kw_only=True):
     """Append `batch` (may be empty) to the tail: it accounts for exactly the stream offsets of `range`, which begins
-    where the previous one ended."""
+    where the previous one ended. `rejected_from_ms`: smallest ingestion time of its messages that became no row because
+    of an error; None: there were none, or it is not known."""
 
     batch: pa.RecordBatch
     range: OffsetRange
@@ -22,6 +23,7 @@ class TakeRows(msgspec.Struct, frozen=True, kw_only=True):
     config_version: int
     max_ingestion_ms: int | None
     timestamp_type: str
+    rejected_from_ms: int | None = None
 
 
 class TakeUpdates(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from cremant.model.offsets import Position
+from cremant.model.offsets import Position, Watermark
 from cremant.model.table import PartitionFunction
 
 
@@ -121,6 +121,8 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     max_time_ms: int | None = None
     max_ingestion_ms: int | None = None
     last_indexed_ms: int | None = None
+    #: How far its partition was visible at its end; None: sealed by a former version, which did not say.
+    mark: Watermark | None = None
     columns: dict[str, ColumnRange] = {}
     partitioning: dict[str, ColumnPartitions] = {}
     form: SegmentForm = SegmentForm()

@@ -26,15 +26,15 @@ from cremant.log.api import Log
 from cremant.model.cluster import ClusterView, InstanceReport, PartitionView, TableView
 from cremant.model.errors import Corrupt, NotFound, PeerError
 from cremant.model.names import SegmentName, epoch_topic
-from cremant.model.offsets import Position
+from cremant.model.offsets import Position, Watermark
 from cremant.model.segments import SegmentMetadata
-from cremant.segment.build import newest
 from cremant.segment.reader import open_segment
 from cremant.segment.tail import SpillQuota
 from cremant.server import updating
 from cremant.server.consuming import Consumer
 from cremant.server.epochs import EpochBoard
 from cremant.server.files import ServerFiles
+from cremant.server.marks import known_at
 from cremant.server.partition import Partition, PartitionId, PartitionState
 from cremant.server.reports import report_of
 from cremant.server.rewound import drop_from, was_rewound
@@ -186,6 +186,8 @@ class Hosting:
 
     def _reconcile_table(self, hosted: HostedTable, view: TableView) -> None:
         hosted.update(view.record)
+        for reader in hosted.partitions.values():
+            reader.hold_errors(view.record.config.freshness_sla.errors_hold)
         hosted.rewinds = view.pipeline_record.rewinds
         self._reconcile_segments(hosted, view)
         with hosted.lock:
@@ -232,26 +234,26 @@ class Hosting:
     def _start_partition(self, hosted: HostedTable, partition_view: PartitionView, view: TableView) -> None:
         number, start = partition_view.record.partition, partition_view.consuming.start
         own = PartitionId(hosted.name, hosted.record.incarnation, number)
-        sealed = [segment.max_ingestion_ms for segment in view.segments if segment.partition == number]
-        partition = self._partition(hosted, own, start, newest(*sealed))
+        known = known_at((segment for segment in view.segments if segment.partition == number), start)
+        partition = self._partition(hosted, own, start, known)
         with hosted.lock:  # both before it reads: what it applied without them would be lost to its segments
             updating.attach(hosted, partition)
             hosted.partitions[number] = partition
         log_event(_log, "partition starts", partition=str(own), log_offset=start.log_offset, offset=start.next_offset)
 
     def _partition(
-        self, hosted: HostedTable, own: PartitionId, start: Position, max_ingestion_ms: int | None = None
+        self, hosted: HostedTable, own: PartitionId, start: Position, known: Watermark | None = None
     ) -> Partition:
         upsert = hosted.record.config.upsert
-        if upsert is None:
-            return Partition(
-                own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=max_ingestion_ms
-            )
+        replay_from = None
+        if upsert is not None:
+            replay_from = updating.replay_from(hosted, own.partition, self._earliest(own))
         partition = Partition(
-            own, start, self._files.tail_directory(own), self._quota, max_ingestion_ms=max_ingestion_ms,
-            upsert=upsert, replay_from=updating.replay_from(hosted, own.partition, self._earliest(own)),
+            own, start, self._files.tail_directory(own), self._quota, known=known, upsert=upsert,
+            errors_hold=hosted.record.config.freshness_sla.errors_hold, replay_from=replay_from,
         )  # fmt: skip
-        partition.on_epoch = partial(self.board.tell, own.incarnation, own.partition)
+        if upsert is not None:
+            partition.on_epoch = partial(self.board.tell, own.incarnation, own.partition)
         return partition
 
     def _reconcile_versions(self, hosted: HostedTable, view: TableView) -> None:

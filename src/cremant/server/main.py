@@ -28,6 +28,7 @@ from cremant.server.rest import routes
 from cremant.server.rest_epochs import epoch_routes
 from cremant.server.rest_repair import repair_routes, story_routes
 from cremant.server.rest_versions import VersionsService
+from cremant.server.rest_watermarks import watermark_routes
 from cremant.server.sealing import Sealer
 from cremant.server.uploads import Uploads
 from cremant.server.validity import VersionsKeeper
@@ -81,12 +82,12 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     queries = QueryService(hosting.tables, engine, board)
     queries.instance = member.id
     registry = CollectorRegistry()
-    metrics = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads)
-    queries.on_answer = metrics.query_answered
+    queries.on_answer = ServerMetrics(registry, hosting, sealer, fetcher, peers, uploads).query_answered
     VersionsMetrics(registry, keeper, versions_uploads, known, compactor)
     all_routes = [
         *routes(hosting, queries, member),
         *epoch_routes(board, member),
+        *watermark_routes(hosting.tables, member),
         *peers.routes(),
         *known.routes(),
         *repair_routes(hosting, uploads),

@@ -131,7 +131,7 @@ class ServerMetrics(Collector):
         now_ms = time.time() * 1000
         for partition in self._hosting.partitions():
             key = [f"{partition.id.table}_REALTIME", str(partition.id.partition)]
-            fresh_ms = partition.watermark.freshness_ms
+            fresh_ms = partition.visible.freshness_ms
             if fresh_ms is not None:
                 delay.add_metric(key, max(0.0, now_ms - fresh_ms))
             rows.add_metric(key, partition.tail.snapshot.rows)

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import assert_never
 
-import msgspec
-
 from cremant.epoch import format as records
 from cremant.epoch.coverage import rows_from
 from cremant.epoch.reader import (
@@ -41,14 +39,14 @@ from cremant.model.errors import CremantError, InvariantViolation, NotFound, Pee
 from cremant.model.limits import MIB
 from cremant.model.offsets import Position, Watermark
 from cremant.model.upsert import UpsertConfig
-from cremant.segment.build import newest
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
 from cremant.segment.tail_versions import PartitionVersions
+from cremant.server.marks import Marks
 from cremant.server.partition_id import NO_ROWS, applied_in_part, check_log
 from cremant.server.partition_id import PartitionId as PartitionId
 from cremant.server.partition_id import PartitionState as PartitionState
-from cremant.server.progress import Progress, SeenEpochs
+from cremant.server.progress import Progress
 from cremant.shell.backoff import Backoff
 from cremant.shell.logs import log_event, log_failure
 from cremant.wire.messages import EpochState
@@ -61,7 +59,8 @@ TURN_BYTES_MAX = 8 * MIB
 
 
 class Partition:
-    """One (table, partition) on this server. `start`: where its open segment begins in the epoch log.
+    """One (table, partition) on this server. `start`: where its open segment begins in the epoch log; `known`: how far
+    it was visible there. `errors_hold`: see FreshnessSla.
 
     `upsert`: of an upsert table, whose rows are taken and updated as their epoch closes. `replay_from`: where the
     oldest versions of its sealed segments were saved; what lies between there and `start` updates those.
@@ -69,7 +68,8 @@ class Partition:
 
     def __init__(
         self, own: PartitionId, start: Position, directory: Path, quota: SpillQuota, *,
-        max_ingestion_ms: int | None = None, upsert: UpsertConfig | None = None, replay_from: Position | None = None,
+        known: Watermark | None = None, errors_hold: bool = False, upsert: UpsertConfig | None = None,
+        replay_from: Position | None = None,
     ) -> None:  # fmt: skip
         first = min(start, replay_from or start, key=lambda position: position.log_offset)
         self.id = own
@@ -82,7 +82,7 @@ class Partition:
         self.on_epoch: Callable[[EpochState | None], None] = lambda state: None
         self.state = PartitionState.WAITING
         self.error: str | None = None
-        self.watermark = Watermark(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=max_ingestion_ms)
+        self.marks = Marks(start, known, errors_hold=errors_hold)
         self.tail = Tail(directory, start.next_offset, quota)
         #: Of rows that queries see: not before the partition has caught up once.
         self.progress = Progress(-1)
@@ -90,7 +90,6 @@ class Partition:
         #: Rows ignored, rejected... are the pipeline's to report; these are what this replica took.
         self.rows_taken = 0
         self.bytes_taken = 0
-        self.last_indexed_ms: int | None = None
         #: Monotonic seconds since when the view no longer places it here.
         self.unwanted_since_s: float | None = None
         #: Epoch log offset of the next record to read.
@@ -109,8 +108,6 @@ class Partition:
         #: Of the last epoch that is applied, whole (with the lock held): the machine may be ahead of it.
         self.position = first
         self._partition_count = 0
-        #: Upsert tables: what was visible as of the last closed epochs.
-        self._seen = SeenEpochs()
         self._told: EpochState | None = None
         #: The turn's own while it reads.
         self._source: LogReader | None = None
@@ -131,9 +128,10 @@ class Partition:
         follows = self._start.next_offset >= NO_ROWS
         return self.versions is not None and self._expired and (follows or self.log_offset < self._start.log_offset)
 
-    def watermark_at(self, epoch: int) -> Watermark:
-        """How far a query at a closed epoch sees."""
-        return self._seen.at(epoch, self.watermark)
+    @property
+    def visible(self) -> Watermark:
+        """How far a query sees now; of an upsert table as of the last closed epoch that is applied."""
+        return self.marks.now if self.versions is None else self.marks.at_epoch(self.versions.epoch)
 
     @property
     def state_name(self) -> str:
@@ -199,9 +197,9 @@ class Partition:
         if self.versions is not None:
             self.versions.drop_below(offset)
 
-    def reposition(self, start: Position, max_ingestion_ms: int | None) -> None:
-        """Goes on at `start`: everything before it is sealed and served from segments. Of an upsert table the log up to
-        there is read all the same, for the sake of these."""
+    def reposition(self, start: Position, known: Watermark | None) -> None:
+        """Goes on at `start`: everything before it is sealed and served from segments, which say how far that is
+        visible. Of an upsert table the log up to there is read all the same, for the sake of these."""
         with self.lock:
             self._moves += 1
             self.tail.restart(start.next_offset)
@@ -217,23 +215,23 @@ class Partition:
                 self.versions.drop_below(start.next_offset)
             self.rows_taken = self.bytes_taken = 0
             self._close_source()
-            ingested_ms = newest(self.watermark.max_ingestion_ms, max_ingestion_ms)
-            self._advance(next_offset=start.next_offset, epoch=start.epoch, max_ingestion_ms=ingested_ms)
+            self.marks.begin(start, known or self.marks.now)
         self._wake_waiting()
         log_event(_log, "partition goes on after a fetched segment", partition=str(self.id), offset=start.next_offset)
 
-    def go_on_after(self, end: Position, max_ingestion_ms: int | None) -> None:
+    def go_on_after(self, end: Position, known: Watermark | None) -> None:
         """The tail is within a segment that was fetched: it goes on behind it."""
         with self.lock:
             if self.tail.snapshot.next_offset <= end.next_offset:
-                self.reposition(end, max_ingestion_ms)
+                self.reposition(end, known)
             else:
                 self._drop_below(end.next_offset)
 
     def _wake_waiting(self) -> None:
         """Queries that wait for rows which are visible by now."""
         if not self.behind:
-            self.progress.reached(self.tail.snapshot.next_offset)
+            seen = self.visible
+            self.progress.reached(seen.next_offset, seen.freshness_ms)
         self._tell_epoch()
 
     @property
@@ -248,6 +246,11 @@ class Partition:
         if state != self._told:
             self._told = state
             self.on_epoch(state)
+
+    def hold_errors(self, errors_hold: bool) -> None:
+        """The table's config may have changed."""
+        with self.lock:
+            self.marks.errors_hold(errors_hold)
 
     def close(self) -> None:
         with self.lock:
@@ -292,15 +295,14 @@ class Partition:
                 self._take(effect, now_ms)
             case GapTaken(range=gap):
                 self.tail.append_gap(gap.next)
-                self._advance(next_offset=self.tail.snapshot.next_offset)
+                self.marks.moved(self.tail.snapshot.next_offset)
             case TakeUpdates(epoch=epoch, batch=updates):
                 if self.versions is not None:
                     self.versions.apply(epoch, updates, at=self._reading_at)
             case EpochClosed():
                 self._epoch_closed(effect)
             case CaughtUp(at_ms=at_ms):
-                self._advance(caught_up_at_ms=newest(self.watermark.caught_up_at_ms, at_ms))
-                self._seen.add(self.watermark)
+                self.marks.caught_up(at_ms)
             case RolledBack(next_offset=next_offset, epoch=epoch):
                 self._roll_back(next_offset, epoch)
             case Stopped(rule=rule, message=message, hint=hint):
@@ -318,8 +320,7 @@ class Partition:
             return
         self.closings.drop_below(self.tail.snapshot.first_offset)
         self.closings.add(closed.position, self.rows_taken, self.bytes_taken)
-        self._advance(epoch=closed.epoch)
-        self._seen.add(self.watermark)
+        self.marks.closed(closed.epoch, closed.line)
 
     def _take(self, taken: TakeRows, now_ms: int) -> None:
         first = self.tail.snapshot.next_offset
@@ -332,16 +333,7 @@ class Partition:
         self.tail.append(batch, taken.range.next)
         self.rows_taken += batch.num_rows
         self.bytes_taken += int(batch.nbytes)
-        self.last_indexed_ms = now_ms
-        ingested_ms, source = taken.max_ingestion_ms, taken.timestamp_type
-        if ingested_ms is None and batch.num_rows:
-            # The stream gives no time: the time of indexing stands for it, in the watermark only.
-            ingested_ms, source = now_ms, "index"
-        self._advance(
-            next_offset=taken.range.next,
-            max_ingestion_ms=newest(self.watermark.max_ingestion_ms, ingested_ms),
-            source=source,
-        )
+        self.marks.taken(taken, batch.num_rows, now_ms)
 
     def _roll_back(self, next_offset: int, epoch: int) -> None:
         if self.versions is not None:
@@ -358,13 +350,8 @@ class Partition:
             )
         self.tail.truncate(next_offset)
         self.closings.truncate(next_offset, epoch)
-        self._seen = SeenEpochs()
-        # What was visible newest is unknown now; the next rows say it again.
-        self._advance(next_offset=next_offset, epoch=epoch, max_ingestion_ms=None, caught_up_at_ms=None)
+        self.marks.rolled_back(next_offset, epoch)
         log_event(_log, "partition was rewound", partition=str(self.id), epoch=epoch, offset=next_offset)
-
-    def _advance(self, **changes: int | str | None) -> None:
-        self.watermark = msgspec.structs.replace(self.watermark, **changes)
 
     # --- states ---
 

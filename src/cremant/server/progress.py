@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for rows to become visible, without a thread and without polling.
+"""Waiting for rows, or for proven freshness, to become visible: without a thread and without polling.
 
-A partition reports how far it is after each turn that brought rows; whoever waits for an offset is woken once it is
-reached, or when the partition ends. Reporting costs one comparison while nobody waits.
+A partition reports how far it is after each turn; whoever waits is woken once it is there, or when the partition ends.
+Reporting costs one comparison while nobody waits.
 """
 
 from __future__ import annotations
@@ -10,20 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from dataclasses import dataclass
 
-import msgspec
 
-from cremant.model.offsets import Watermark
-
-#: Epochs whose freshness is remembered: more than a query lags behind.
-EPOCHS_SEEN = 256
-
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiter:
     offset: int
+    fresh_ms: int
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[None]
 
@@ -33,39 +26,45 @@ class Progress:
 
     def __init__(self, offset: int) -> None:
         self._offset = offset
+        self._fresh_ms = 0
         self._ended = False
         self._waiters: list[_Waiter] = []
         self._guard = threading.Lock()
 
-    def reached(self, offset: int) -> None:
-        """All rows below `offset` are visible. It may go back (a rewind)."""
-        self._offset = offset
+    def reached(self, offset: int, fresh_ms: int | None = None) -> None:
+        """All rows below `offset` are visible, and all that was in the stream at wall time `fresh_ms` (None: not
+        known). Both may go back (a rewind)."""
+        self._offset, self._fresh_ms = offset, fresh_ms or 0
         if self._waiters:
-            self._wake(offset)
+            self._wake()
 
     def end(self) -> None:
         """Nothing more will come."""
         self._ended = True
-        self._wake(None)
+        self._wake()
 
-    def _wake(self, offset: int | None) -> None:
+    def _wake(self) -> None:
         with self._guard:
-            due = [waiter for waiter in self._waiters if offset is None or waiter.offset <= offset]
+            due = [waiter for waiter in self._waiters if self._ended or self._is_at(waiter.offset, waiter.fresh_ms)]
             self._waiters = [waiter for waiter in self._waiters if waiter not in due]
         for waiter in due:
             with contextlib.suppress(RuntimeError):  # that loop is closed already
                 waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
 
-    async def wait(self, offset: int, timeout_s: float) -> bool:
-        """True once rows below `offset` are visible; False at the timeout or the end."""
+    def _is_at(self, offset: int, fresh_ms: int) -> bool:
+        return self._offset >= offset and self._fresh_ms >= fresh_ms
+
+    async def wait(self, offset: int, timeout_s: float, *, fresh_ms: int = 0) -> bool:
+        """True once rows below `offset` are visible, and all that was in the stream at `fresh_ms` (0: whatever); False
+        at the timeout or the end."""
         loop = asyncio.get_running_loop()
-        waiter = _Waiter(offset, loop, loop.create_future())
+        waiter = _Waiter(offset, fresh_ms, loop, loop.create_future())
         with self._guard:
             self._waiters.append(waiter)
         try:
             # Looked at after the waiter is in place: what comes in between wakes it.
-            if self._offset >= offset or self._ended:
-                return self._offset >= offset
+            if self._is_at(offset, fresh_ms) or self._ended:
+                return self._is_at(offset, fresh_ms)
             async with asyncio.timeout(timeout_s):
                 await waiter.future
         except TimeoutError:
@@ -73,32 +72,9 @@ class Progress:
         finally:
             with self._guard, contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
-        return self._offset >= offset
+        return self._is_at(offset, fresh_ms)
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-class SeenEpochs:
-    """What was visible as of the last closed epochs of one partition. One thread adds, any reads."""
-
-    def __init__(self) -> None:
-        self._seen: deque[Watermark] = deque(maxlen=EPOCHS_SEEN)
-
-    def add(self, watermark: Watermark) -> None:
-        """As its epoch was closed, or (the same epoch again) as more became known of it."""
-        if self._seen and self._seen[-1].epoch == watermark.epoch:
-            self._seen[-1] = watermark
-        else:
-            self._seen.append(watermark)
-
-    def at(self, epoch: int, now: Watermark) -> Watermark:
-        """The newest that is not above `epoch`; of one long ago, nothing is known."""
-        for seen in reversed(tuple(self._seen)):
-            if seen.epoch <= epoch:
-                return seen
-        if epoch >= now.epoch:
-            return now
-        return msgspec.structs.replace(now, epoch=epoch, next_offset=0, max_ingestion_ms=None, caught_up_at_ms=None)

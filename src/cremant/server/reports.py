@@ -105,17 +105,26 @@ def _open_report(table: HostedTable, metadata: SegmentMetadata) -> SegmentReport
 
 
 def _tail_report(table: HostedTable, partition: Partition, versions: VersionsReport | None) -> TailReport:
-    watermark, snapshot = partition.watermark, partition.tail.snapshot
     if versions is not None:
         saved = [
             hosted.snapshot.epoch for hosted in table.segments.values()
             if hosted.metadata.partition == partition.id.partition and hosted.snapshot is not None
         ]  # fmt: skip
         versions = msgspec.structs.replace(versions, snapshot_epoch=min(saved, default=None))
+    return msgspec.structs.replace(tail_report(partition), versions=versions)
+
+
+def tail_report(partition: Partition) -> TailReport:
+    """Without `versions`, which take their time to count."""
+    # In this order: the rows are then at least as new as the watermark says.
+    watermark = partition.visible
+    snapshot = partition.tail.snapshot
     return TailReport(
         table=partition.id.table, incarnation=partition.id.incarnation, partition=partition.id.partition,
         first_offset=snapshot.first_offset, rows=snapshot.rows, watermark=watermark, state=partition.state_name,
-        error=partition.error, versions=versions,
+        error=partition.error, log_offset=partition.log_offset, last_indexed_ms=partition.marks.last_indexed_ms,
+        rejected=partition.marks.rejected,
+        at_ms=int(time.time() * 1000),
     )  # fmt: skip
 
 

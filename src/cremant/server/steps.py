@@ -28,6 +28,7 @@ from cremant.segment.layout import BATCH_ROWS
 from cremant.segment.reader import derive, open_segment
 from cremant.server.fetching import SegmentFetcher
 from cremant.server.files import ServerFiles
+from cremant.server.marks import known_at
 from cremant.server.table import HostedTable
 from cremant.server.timings import Phase
 from cremant.server.upload import Upload, UploadState
@@ -282,8 +283,9 @@ class Steps:
             token=step.token, end=end, rows=built.rows, size_bytes=built.size_bytes, checksum=built.checksum,
             file_checksum=built.file_checksum, store_state=step.store_state, store_url=step.store_url,
             store_error=step.store_error, min_time_ms=built.min_time_ms, max_time_ms=built.max_time_ms,
-            max_ingestion_ms=built.max_ingestion_ms,
-            last_indexed_ms=partition.last_indexed_ms if partition is not None else None, columns=built.columns,
+            max_ingestion_ms=built.max_ingestion_ms, columns=built.columns,
+            last_indexed_ms=partition.marks.last_indexed_ms if partition is not None else None,
+            mark=partition.marks.at_cut(end) if partition is not None else None,
             partitioning=built.partitioning, form=built.form,
         )  # fmt: skip
         reply = self._member.call("/internal/v1/commitEnd", message, CommitEndReply, COMMIT_TIMEOUT_MS)
@@ -344,7 +346,7 @@ class Steps:
         self.fetched_total += 1
         partition = table.partitions.get(metadata.partition)
         if partition is not None and partition.tail.snapshot.first_offset < metadata.end.next_offset:
-            partition.go_on_after(metadata.end, metadata.max_ingestion_ms)
+            partition.go_on_after(metadata.end, known_at([metadata], metadata.end))
 
     def _adopt(self, table: HostedTable, metadata: SegmentMetadata, scratch: Path) -> bool:
         """False when the segment is here already, or not wanted here any more."""

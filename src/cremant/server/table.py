@@ -231,7 +231,7 @@ class HostedTable:
         if partition is None or partition.behind:
             return None
         # In this order: the rows are then at least as new as the watermark says.
-        watermark = partition.watermark if cut is None else partition.watermark_at(cut.epoch)
+        watermark = partition.visible if cut is None else partition.marks.at_epoch(cut.epoch)
         snapshot = partition.tail.snapshot
         versions = partition.versions.tail if partition.versions is not None else None
         first, end = request.from_offset, snapshot.next_offset

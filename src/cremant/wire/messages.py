@@ -105,6 +105,7 @@ class CommitEnd(Message, frozen=True, kw_only=True):
     max_time_ms: int | None = None
     max_ingestion_ms: int | None = None
     last_indexed_ms: int | None = None
+    mark: Watermark | None = None
     columns: dict[str, ColumnRange] = {}
     partitioning: dict[str, ColumnPartitions] = {}
     form: SegmentForm = SegmentForm()

@@ -103,7 +103,7 @@ def test_a_restart_finds_its_sealed_segments_and_starts_its_tail_behind_them(wor
     while partition.turn(world.log, 1):
         pass
     assert world.hosting.ready() == (True, "")
-    assert partition.watermark.max_ingestion_ms == done.max_ingestion_ms
+    assert partition.visible.max_ingestion_ms == done.max_ingestion_ms
 
 
 def test_a_local_segment_with_other_content_than_the_metadata_is_not_used(world: World) -> None:

@@ -168,7 +168,7 @@ class AnyMomentIsExact(RuleBasedStateMachine):
     @invariant()
     def the_tail_says_what_it_has(self) -> None:
         if hasattr(self, "partition"):
-            assert self.partition.watermark.next_offset == self.epochs.ends[0]
+            assert self.partition.visible.next_offset == self.epochs.ends[0]
             assert not self.partition.behind
 
     def teardown(self) -> None:
@@ -243,7 +243,7 @@ def test_a_restart_from_a_stored_position_continues_with_the_same_rows(
     second = partition_at(position, tmp_path / "b")
     consume(second, log)
     assert second.tail.snapshot.first_offset == 30
-    assert second.watermark.next_offset == first.watermark.next_offset == 60
+    assert second.visible.next_offset == first.visible.next_offset == 60
     assert second.closings.last == first.closings.last
     for partition in (first, second):
         partition.close()
@@ -288,11 +288,11 @@ def test_the_watermark_says_newest_ingestion_and_when_the_end_of_the_stream_was_
     partition = partition_at(kit.START, tmp_path)
     epochs.write(10, reached_at_ms=5_000)
     consume(partition, log)
-    mark = partition.watermark
+    mark = partition.visible
     assert (mark.max_ingestion_ms, mark.caught_up_at_ms, mark.source) == (1_700_000_000_009, 5_000, "logAppend")
     epochs.append(0, Heartbeat(generation=1, last_closed=1, ends=(10,), at_ms=9_000))
     consume(partition, log)
-    assert partition.watermark.caught_up_at_ms == 9_000
+    assert partition.visible.caught_up_at_ms == 9_000
     partition.close()
 
 
@@ -303,7 +303,7 @@ def test_a_gap_moves_the_watermark_without_rows(log: MemoryLog, kit: Any, tmp_pa
     epochs.ends = [100]
     epochs.block(0, 5)
     consume(partition, log)
-    assert partition.watermark.next_offset == 105
+    assert partition.visible.next_offset == 105
     assert partition.tail.snapshot.rows == 5
     partition.close()
 
@@ -343,7 +343,7 @@ def test_a_reset_takes_rows_back(log: MemoryLog, kit: Any, tmp_path: Path) -> No
     epochs.append(0, Reset(generation=1, epoch=1))
     consume(partition, log)
     assert partition.state is PartitionState.CONSUMING, partition.error
-    assert partition.tail.snapshot.next_offset == partition.watermark.next_offset == 10
+    assert partition.tail.snapshot.next_offset == partition.visible.next_offset == 10
     assert partition.closings.last.next_offset == 10
     partition.close()
 
