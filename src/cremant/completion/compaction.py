@@ -9,9 +9,12 @@ Rules
 - A segment is looked at while every one of its replicas serves the committed content and nothing of it is missing; one
   that has been past the thresholds for `historyMs`, so that most of what is superseded now is so at X.
 - Few at a time; who has most to let go of comes first.
+- An order that is not carried out in time is withdrawn, so that it does not hold up others for ever, and given to the
+  next replica when it is its turn again, after those that nobody has failed at. So are all of them once the table is
+  not to be compacted any more.
 - What a rewind takes back is no epoch to compact at, and while one is pending no order is given.
 
-    step(sights, now_ms) -> orders
+    step(sights, now_ms) -> orders and withdrawals
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from cremant.wire.messages import SegmentCompacted
 
 #: Segments of a table that are compacted at once.
 ORDERS_MAX = 2
+#: The largest segments take two minutes; after so long its server cannot do it: its disk is full, or worse.
+ORDER_MS = 10 * 60_000
 #: How finely the last `historyMs` are remembered.
 _MARKS_MAX = 64
 
@@ -50,11 +55,24 @@ class Sight:
 
 
 class Compact(NamedTuple):
-    """Rows of the segment that were replaced up to `epoch` are to go."""
+    """Rows of the segment that were replaced up to `epoch` are to go; `server` makes what is left."""
 
     table: str
     segment: str
     epoch: int
+    server: str
+
+
+class Withdraw(NamedTuple):
+    """The segment is not to be compacted at `epoch` after all."""
+
+    table: str
+    segment: str
+    epoch: int
+    why: str
+
+
+Order = Compact | Withdraw
 
 
 @dataclass(slots=True)
@@ -65,6 +83,10 @@ class _Known:
     marks: deque[tuple[int, int]] = field(default_factory=deque)
     #: Segments past the thresholds, since when.
     since_ms: dict[str, int] = field(default_factory=dict)
+    #: Orders that are out, by segment and epoch: since when they were seen.
+    out_ms: dict[tuple[str, int], int] = field(default_factory=dict)
+    #: How often an order for the segment was withdrawn for taking too long.
+    failed: dict[str, int] = field(default_factory=dict)
 
 
 class Compactions:
@@ -73,8 +95,8 @@ class Compactions:
     def __init__(self) -> None:
         self._tables: dict[str, _Known] = {}
 
-    def step(self, sights: Iterable[Sight], now_ms: int) -> tuple[Compact, ...]:
-        orders: list[Compact] = []
+    def step(self, sights: Iterable[Sight], now_ms: int) -> tuple[Order, ...]:
+        orders: list[Order] = []
         seen: dict[str, _Known] = {}
         for sight in sights:
             known = self._tables.get(sight.table)
@@ -86,18 +108,33 @@ class Compactions:
         self._tables = seen
         return tuple(orders)
 
-    def _orders(self, known: _Known, sight: Sight, now_ms: int) -> list[Compact]:
+    def _orders(self, known: _Known, sight: Sight, now_ms: int) -> list[Order]:
+        running = {segment.name: segment.compacting for segment in sight.segments if segment.compacting is not None}
+        out = running.items()
+        known.out_ms = {order: known.out_ms.get(order, now_ms) for order in out}
         config = sight.upsert.compaction
-        if config is None or sight.pipeline.rewind is not None:
+        if config is None:
+            known.marks.clear()
+            return [Withdraw(sight.table, name, at, "the table is not compacted any more") for name, at in out]
+        if sight.pipeline.rewind is not None:
             known.marks.clear()
             return []
+        late = [order for order, since_ms in known.out_ms.items() if now_ms - since_ms >= ORDER_MS]
+        for name, _ in late:
+            known.failed[name] = known.failed.get(name, 0) + 1
+        withdrawn = [Withdraw(sight.table, name, at, f"not done within {ORDER_MS} ms") for name, at in late]
+        return [*withdrawn, *self._due(known, sight, config, running, now_ms)]
+
+    def _due(
+        self, known: _Known, sight: Sight, config: CompactionConfig, running: Mapping[str, int], now_ms: int
+    ) -> list[Compact]:
         epoch = self._epoch(known, sight, now_ms)
-        running = {segment.name for segment in sight.segments if segment.compacting is not None}
         past = {
             segment.name: segment for segment in sight.segments
             if segment.name not in running and _is_past(segment, sight.superseded.get(segment.name), config, now_ms)
         }  # fmt: skip
         known.since_ms = {name: known.since_ms.get(name, now_ms) for name in past}
+        known.failed = {name: count for name, count in known.failed.items() if name in past or name in running}
         keyed_from = sight.pipeline.keyed_from
         if epoch is None or keyed_from is None or epoch < keyed_from:
             return []
@@ -105,8 +142,12 @@ class Compactions:
             segment for name, segment in past.items()
             if now_ms - known.since_ms[name] >= sight.upsert.history_ms and _may_be(segment, epoch)
         ]  # fmt: skip
-        due.sort(key=lambda segment: (-sight.superseded[segment.name], segment.name))
-        return [Compact(sight.table, segment.name, epoch) for segment in due[: max(0, ORDERS_MAX - len(running))]]
+        failed = known.failed
+        due.sort(key=lambda one: (failed.get(one.name, 0), -sight.superseded[one.name], one.name))
+        return [
+            Compact(sight.table, one.name, epoch, sorted(one.replicas)[failed.get(one.name, 0) % len(one.replicas)])
+            for one in due[: max(0, ORDERS_MAX - len(running))]
+        ]
 
     def _epoch(self, known: _Known, sight: Sight, now_ms: int) -> int | None:
         """The newest low-water mark that was seen at least `historyMs` ago."""
@@ -143,13 +184,14 @@ def after_compaction(segment: SegmentMetadata, said: SegmentCompacted, now_ms: i
     if segment.compacting is None or (segment.compacting, segment.checksum) != (said.epoch, said.before):
         return None
     if said.checksum == said.before:
-        return msgspec.structs.replace(segment, compacting=None)
+        return msgspec.structs.replace(segment, compacting=None, compactor=None)
     if said.url is None and segment.store_state is StoreState.STORED:
         return None
     copies = {holder: Copy(checksum=said.checksum, verified_at_ms=now_ms) for holder in holders_of(segment)}
     return msgspec.structs.replace(
-        segment, compacting=None, compacted_at=said.epoch, rows_removed=segment.rows_removed + segment.rows - said.rows,
-        rows=said.rows, size_bytes=said.size_bytes, checksum=said.checksum, file_checksum=said.file_checksum,
-        copies=copies, versions=said.versions, store_url=said.url,
+        segment, compacting=None, compactor=None, compacted_at=said.epoch,
+        rows_removed=segment.rows_removed + segment.rows - said.rows, rows=said.rows, size_bytes=said.size_bytes,
+        checksum=said.checksum, file_checksum=said.file_checksum, copies=copies, versions=said.versions,
+        store_url=said.url,
         store_state=StoreState.STORED if said.url is not None else segment.store_state,
     )  # fmt: skip

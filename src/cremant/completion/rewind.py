@@ -65,7 +65,7 @@ def without_later(segments: Iterable[SegmentMetadata], epoch: int) -> list[Segme
         later = segment.versions is not None and segment.versions.position.epoch > epoch
         versions = None if later else segment.versions
         if later or segment.compacting is not None:
-            changed.append(msgspec.structs.replace(segment, versions=versions, compacting=None))
+            changed.append(msgspec.structs.replace(segment, versions=versions, compacting=None, compactor=None))
     return changed
 
 

@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from cremant.cluster.lowwater import is_void
-from cremant.completion.compaction import Compact, Compactions, Sight, after_compaction
+from cremant.completion.compaction import Compact, Compactions, Order, Sight, after_compaction
 from cremant.controller.catalog import Catalog, Record
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
@@ -35,9 +35,9 @@ class TableCompactions:
         self._machine = Compactions()
 
     def run(self) -> int:
-        """Orders what is due; how many segments."""
+        """Orders what is due, and withdraws what takes too long or is not wanted any more; how many segments."""
         with self._catalog.lock:
-            records = [record for _, record in sorted(self._catalog.tables.items()) if _compacts(record)]
+            records = [record for _, record in sorted(self._catalog.tables.items()) if self._concerns(record)]
             reports = self._instances.reports_by_table() if records else {}
             sights = [self._sight(record, reports.get(record.config.name, {})) for record in records]
             orders = self._machine.step(sights, self._clock.now_ms())
@@ -47,11 +47,21 @@ class TableCompactions:
             if changes:
                 self._catalog.commit(changes, unchanged={table_key(order.table) for order in orders})
         for order in orders:
-            log_event(_log, "segment is to be compacted", table=order.table, segment=order.segment, epoch=order.epoch)
+            _tell(order)
         return len(orders)
 
-    def _ordered(self, order: Compact) -> SegmentMetadata:
-        return msgspec.structs.replace(self._catalog.segments[order.table][order.segment], compacting=order.epoch)
+    def _concerns(self, record: TableRecord) -> bool:
+        """It compacts, or did until now and has orders out."""
+        upsert, segments = record.config.upsert, self._catalog.segments.get(record.config.name, {}).values()
+        if upsert is None:
+            return False
+        return upsert.compaction is not None or any(segment.compacting is not None for segment in segments)
+
+    def _ordered(self, order: Order) -> SegmentMetadata:
+        segment = self._catalog.segments[order.table][order.segment]
+        if isinstance(order, Compact):
+            return msgspec.structs.replace(segment, compacting=order.epoch, compactor=order.server)
+        return msgspec.structs.replace(segment, compacting=None, compactor=None)
 
     def _sight(self, record: TableRecord, reports: dict[str, InstanceReport]) -> Sight:
         name, upsert = record.config.name, record.config.upsert
@@ -107,8 +117,12 @@ class TableCompactions:
         return SegmentCompactedReply(status=CompletionStatus.KEEP)
 
 
-def _compacts(record: TableRecord) -> bool:
-    return record.config.upsert is not None and record.config.upsert.compaction is not None
+def _tell(order: Order) -> None:
+    shared = {"table": order.table, "segment": order.segment, "epoch": order.epoch}
+    if isinstance(order, Compact):
+        log_event(_log, "segment is to be compacted", **shared, instance=order.server)
+    else:
+        log_event(_log, "compaction is withdrawn", **shared, level=logging.WARNING, why=order.why)
 
 
 def _superseded(segment: SegmentMetadata, said: dict[str, SegmentReport]) -> int | None:

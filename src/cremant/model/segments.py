@@ -136,10 +136,11 @@ class SegmentMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     versions: StoredVersions | None = None
     #: Of upsert tables: rows that were replaced up to epoch `compacted_at` are gone, so many so far; nobody who has let
     #: go of them can be asked of an earlier epoch (0: all are there). `compacting`: the epoch at which it is to be
-    #: compacted, None: it is not.
+    #: compacted, None: it is not; by server `compactor`.
     compacted_at: int = 0
     rows_removed: int = 0
     compacting: int | None = None
+    compactor: str | None = None
     lost: Loss | None = None
     #: An operator wants an open segment to end at the first closed position from this offset on; None = nobody does.
     force_at_offset: int | None = None

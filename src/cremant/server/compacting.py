@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lets go of replaced rows of sealed segments (upsert tables), as the controller orders it in a segment's record.
 
-1. `compacting = X`: of the servers that serve the segment, the first by name makes what is left of it at X, stores it
-   and its versions if the segment is in the deep store, and has it recorded: `compacted_at = X`, another checksum.
+1. `compacting = X`: the server that the record names (if it is gone, of those that serve the segment the first by name)
+   makes what is left of it at X, stores it and its versions if the segment is in the deep store, and has it recorded:
+   `compacted_at = X`, another checksum.
 2. From then on whoever has the former content is *outdated*: it makes the same of it by itself (or fetches it, where it
    does not know which rows are in force, or made something else) and serves it in its place.
 
@@ -154,22 +155,30 @@ class Compactor:
             return []
         with table.lock:
             segments = list(table.segments.values())
-        return [hosted for hosted in segments if hosted.outdated or self._begins(table, hosted)]
+        due = [hosted for hosted in segments if hosted.outdated or self._begins(table, hosted)]
+        for hosted in segments:
+            if hosted.not_compacted is not None and hosted not in due:
+                hosted.not_compacted = None
+        return due
 
     def _begins(self, table: HostedTable, hosted: HostedSegment) -> bool:
         metadata = hosted.metadata
         if metadata.compacting is None or hosted.sealed is None or hosted.versions is None:
             return False
-        others = holders(self._look_view(), table.record, metadata.name, self._member.id)
-        return all(other.instance > self._member.id for other in others)
+        if metadata.compactor == self._member.id:
+            return True
+        others = [one.instance for one in holders(self._look_view(), table.record, metadata.name, self._member.id)]
+        return metadata.compactor not in others and all(other > self._member.id for other in others)
 
     @cause()
     def _run(self, table: HostedTable, hosted: HostedSegment, key: Key) -> None:
         try:
             self.compact(table, hosted)
+            hosted.not_compacted = None
             self._backoffs.pop(key, None)
         except Exception as error:
             self.failures_total += 1
+            hosted.not_compacted = f"not compacted: {error}"
             self._drop(key)
             backoff, _ = self._backoffs.get(key, (Backoff(), 0.0))
             retry_ms = backoff.next_ms()

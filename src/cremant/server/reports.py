@@ -55,7 +55,8 @@ def _sealed_report(table: HostedTable, hosted: HostedSegment, superseded: int | 
     # What was not read in full yet, or is about to be deleted, is served, and is no copy to count on (I-6).
     holds = hosted.verified and (hosted.unwanted_since_s is None or hosted.last_copy)
     return SegmentReport(
-        table=table.name, segment=metadata.name, state=state, rows=metadata.rows, error=hosted.error,
+        table=table.name, segment=metadata.name, state=state, rows=metadata.rows,
+        error=hosted.error or hosted.not_compacted,
         checksum=sealed.marker.checksum if sealed is not None and holds else None,
         bytes=sealed.disk_bytes if sealed is not None else 0, progress=table.progress.get(metadata.name, 0),
         snapshot_log_offset=hosted.snapshot.log_offset if sealed is not None and hosted.snapshot is not None else None,

@@ -38,6 +38,8 @@ class HostedSegment:
     #: Monotonic seconds.
     save_at_s: float = 0.0
     error: str | None = None
+    #: Why it could not be compacted here when that was last tried.
+    not_compacted: str | None = None
     #: Monotonic seconds since when the view no longer assigns it here.
     unwanted_since_s: float | None = None
     #: It went elsewhere, but nobody else is known to have it: it stays.

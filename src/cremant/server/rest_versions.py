@@ -5,7 +5,8 @@
         a snapshot (segment/snapshot.py) as of the last epoch closed here; waits a moment for epoch `notBefore`
     GET /updates?table=&segments=a,b&from=E
         an Arrow stream of the updates of epochs after E that rows of these segments got: `$segment`, `$epoch`,
-        `$offset`, `$subRow`, `op`; its schema says under `cremant` up to where (JSON: segment -> position)
+        `$offset`, `$subRow`, `op`; its schema says under `cremant` up to where (JSON: segment -> position). 409 where
+        rows that were updated since are gone, or what was in force at E is not known
 
 Names are looked up, never made into paths. Few at once; made in threads of their own: queries go on beside them.
 """
@@ -26,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from cremant.completion.fetch import Cause
-from cremant.model.errors import NotFound, Unavailable, UserError
+from cremant.model.errors import Conflict, NotFound, Unavailable, UserError
 from cremant.model.names import OFFLINE_SUFFIX, raw_table_name
 from cremant.model.offsets import Position
 from cremant.segment.snapshot import Snapshot, pack
@@ -172,8 +173,14 @@ def updates_of(table: HostedTable, segments: list[HostedSegment], after: int) ->
     positions: dict[str, Position] = {}
     batches: list[pa.RecordBatch] = []
     for hosted in segments:
-        snapshot = snapshot_of(table, hosted)
-        name, updates = hosted.metadata.name, snapshot.versions.updates_since(after)
+        snapshot, name = snapshot_of(table, hosted), hosted.metadata.name
+        if after < (horizon := snapshot.versions.horizon):
+            raise Conflict(
+                f"updates of segment {name} of table {table.name} are known from epoch {horizon} on, "
+                f"asked for are those after epoch {after}",
+                hint=f"fetch its versions: GET /tables/{table.name}/segments/{name}/versions",
+            )
+        updates = snapshot.versions.updates_since(after)
         positions[name] = snapshot.position
         # What versions have beyond the position is in the log behind it.
         known = int(np.searchsorted(updates.column("$epoch").to_numpy(), snapshot.position.epoch, side="right"))

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cremant.completion.compaction import ORDERS_MAX, Compact, Compactions, Sight, after_compaction
+from cremant.completion.compaction import (
+    ORDER_MS,
+    ORDERS_MAX,
+    Compact,
+    Compactions,
+    Order,
+    Sight,
+    Withdraw,
+    after_compaction,
+)
 from cremant.completion.rewind import compacted_past, without_later
 from cremant.model.cluster import PipelineRecord, Rewind
 from cremant.model.offsets import Position
@@ -53,8 +62,8 @@ class Run:
     def mark(self) -> int:
         return self.now_ms // 1000
 
-    def step(self) -> tuple[Compact, ...]:
-        self.now_ms += 1_000
+    def step(self, elapsed_ms: int = 1_000) -> tuple[Order, ...]:
+        self.now_ms += elapsed_ms
         sight = Sight(
             table="t", incarnation=self.incarnation, upsert=self.upsert, pipeline=self.pipeline,
             low_water_mark=None if self.silent else self.mark, segments=tuple(self.segments),
@@ -62,13 +71,14 @@ class Run:
         )  # fmt: skip
         return self.machine.step([sight], self.now_ms)
 
-    def until(self, steps: int = 60) -> tuple[Compact, ...]:
+    def until(self, steps: int = 60) -> tuple[Order, ...]:
         return next((orders for _ in range(steps) if (orders := self.step())), ())
 
 
 def test_an_epoch_is_old_enough_and_all_rows_of_the_segment_are_of_before() -> None:
     run = Run(segment())
     (found,) = run.until()
+    assert isinstance(found, Compact)
     assert (found.table, found.segment) == ("t", "s")
     assert 4 <= found.epoch <= run.mark - HISTORY_MS // 1000
     assert run.mark - HISTORY_MS // 1000 - found.epoch <= 1, "and no older than it need be"
@@ -89,6 +99,7 @@ def test_no_epoch_is_younger_than_the_history(moves: list[tuple[int, int, bool]]
             segments=(segment(),), superseded={"s": 50},
         )  # fmt: skip
         for found in machine.step([sight], now_ms):
+            assert isinstance(found, Compact)
             assert any(then <= now_ms - HISTORY_MS and closed >= found.epoch for then, closed in seen)
         if not silent:
             seen.append((now_ms, mark))
@@ -141,6 +152,45 @@ def test_few_at_a_time_and_the_largest_first() -> None:
     assert [order.segment for order in run.step()] == ["s1"]
 
 
+def carry_out(run: Run, orders: tuple[Order, ...]) -> None:
+    """What the controller writes down."""
+    for order in orders:
+        at, server = (order.epoch, order.server) if isinstance(order, Compact) else (None, None)
+        run.segments = [
+            msgspec.structs.replace(one, compacting=at, compactor=server) if one.name == order.segment else one
+            for one in run.segments
+        ]
+
+
+def test_an_order_that_nobody_carries_out_is_withdrawn_and_goes_to_the_next_replica() -> None:
+    run = Run(*(segment(f"s{number}") for number in range(3)))
+    run.superseded = {"s0": 60, "s1": 50, "s2": 40}
+    carry_out(run, run.until())
+    assert [one.compactor for one in run.segments] == ["a", "a", None]
+    assert not run.step(), "seen for the first time"
+    assert not run.step(ORDER_MS - 1_000)
+    orders = run.step()
+    assert [order.segment for order in orders if isinstance(order, Withdraw)] == ["s0", "s1"]
+    assert len(orders) == 2, "their places are free with the next look"
+    carry_out(run, orders)
+    found = []
+    for _ in range(2):
+        orders = run.until()
+        carry_out(run, orders)
+        found += [(order.segment, order.server) for order in orders if isinstance(order, Compact)]
+    assert found == [("s2", "a"), ("s0", "b")], "who has failed at none comes first; of s0 it is the other one's turn"
+
+
+def test_a_table_that_is_not_compacted_any_more_has_no_orders() -> None:
+    run = Run(segment("s0"), segment("s1"))
+    carry_out(run, run.until())
+    run.upsert = msgspec.structs.replace(run.upsert, compaction=None)
+    orders = run.step()
+    assert [(type(order), order.segment) for order in orders] == [(Withdraw, "s0"), (Withdraw, "s1")]
+    carry_out(run, orders)
+    assert not run.step()
+
+
 def test_what_began_anew_waits_for_the_history_again() -> None:
     """A table of that name, a rewind: what was seen before says nothing of its epochs."""
     for change in ({"incarnation": "other"}, {"pipeline": PipelineRecord(
@@ -160,15 +210,16 @@ SAID = SegmentCompacted(
 
 
 def test_the_record_says_what_is_left_and_who_can_make_it() -> None:
-    ordered = segment(compacting=7, rows_removed=5)
+    ordered = segment(compacting=7, compactor="a", rows_removed=5)
     done = after_compaction(ordered, SAID, 99)
     assert done is not None
     assert (done.rows, done.rows_removed, done.compacted_at, done.compacting) == (40, 65, 7, None)
+    assert done.compactor is None
     assert {holder: copy.checksum for holder, copy in done.copies.items()} == {"a": "less", "b": "less"}
     assert done.columns == ordered.columns
     assert after_compaction(done, SAID, 99) is None, "said twice"
     nothing = after_compaction(ordered, msgspec.structs.replace(SAID, checksum="whole", rows=100), 99)
-    assert nothing == msgspec.structs.replace(ordered, compacting=None)
+    assert nothing == msgspec.structs.replace(ordered, compacting=None, compactor=None)
 
 
 def test_what_was_not_ordered_is_not_wanted() -> None:

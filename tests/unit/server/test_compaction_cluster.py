@@ -15,8 +15,9 @@ import pytest
 from versions_world import Node, World, peers_only
 
 from cremant.cluster.parts import parts_of
+from cremant.completion import compaction
 from cremant.controller import housekeeping
-from cremant.model.cluster import pipeline_key
+from cremant.model.cluster import pipeline_key, table_key
 from cremant.model.errors import NoResource, UserError
 from cremant.model.segments import SegmentMetadata, StoreState
 from cremant.segment.snapshot import VERSIONS_FILE
@@ -283,6 +284,56 @@ def test_whoever_dies_in_the_middle_goes_on_after_a_restart(
     names = [segment.name for segment in world.table.segments]
     assert not [path for path in one.root.rglob("*.replaced")]
     assert set(one.files.segments_on_disk("trips", world.table.record.incarnation)) >= set(names)
+
+
+def test_what_one_server_cannot_make_another_one_does(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk of the first one is full. It says so, serves what it has, and goes on once there is room."""
+    monkeypatch.setattr(compaction, "ORDER_MS", 500)
+    world = make_world("one", "other", **peers_only())
+    one, other = world.nodes
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+
+    def full() -> Path:
+        raise NoResource("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.files, "new_scratch", full)
+        world.until(lambda: (order(world), "not compacted: no space left" in str(one.hosting.report()))[1])
+        world.until(lambda: (order(world), len(compacted(world)) >= 2)[1])
+        check(world)
+        assert not one.compactor.segments_total
+        assert other.compactor.segments_total
+    until_compacted(world, 2)
+    check(world)
+    world.until(lambda: "not compacted" not in str(one.hosting.report()))
+
+
+def test_a_table_that_is_not_to_be_compacted_any_more_has_no_order_left(
+    make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world("one", "other", **peers_only())
+    for node in world.nodes:
+        monkeypatch.setattr(node.compactor, "look", lambda: None)
+    world.write(30)
+    world.until(lambda: world.sealed(6))
+
+    def ordered() -> list[SegmentMetadata]:
+        order(world)
+        return [segment for segment in world.table.segments if segment.compacting is not None]
+
+    world.until(ordered)
+    catalog = world.cluster.controller.catalog
+    record = catalog.tables["trips"]
+    assert record.config.upsert is not None
+    upsert = msgspec.structs.replace(record.config.upsert, compaction=None)
+    config = msgspec.structs.replace(record.config, upsert=upsert)
+    catalog.commit({table_key("trips"): msgspec.structs.replace(record, config=config)})
+    order(world)
+    world.until(lambda: not ordered())
+    assert not compacted(world)
 
 
 def test_no_rewind_goes_behind_what_is_gone(make_world: Callable[..., World]) -> None:

@@ -395,6 +395,18 @@ def test_pulled_updates_bring_versions_to_where_the_other_server_is(world: World
     peer.check()
 
 
+def test_updates_from_before_a_compaction_are_refused(world: World) -> None:
+    """Rows that were replaced by then are gone, and so are their updates."""
+    peer = world.peer()
+    assert peer.hosted.versions is not None
+    peer.hosted.versions.horizon = 9
+    updates = {"table": "trips", "segments": world.metadata.name}
+    assert peer.get("/updates", **updates, **{"from": "9"}).status_code == 200
+    refused = peer.get("/updates", **updates, **{"from": "8"})
+    assert refused.status_code == 409
+    assert "from epoch 9 on" in refused.json()["error"]
+
+
 # --- to the store ---
 
 

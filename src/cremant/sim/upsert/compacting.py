@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from cremant.cluster.lowwater import is_void
-from cremant.completion.compaction import Sight, after_compaction
+from cremant.completion.compaction import Sight, Withdraw, after_compaction
 from cremant.model.cluster import PipelineRecord
 from cremant.model.segments import StoredVersions
 from cremant.model.upsert import CompactionConfig
@@ -48,6 +48,9 @@ def order_compactions(world: UpsertWorld) -> None:
     )  # fmt: skip
     for order in world.compactions.step([sight], world.now_ms):
         partition, number = order.segment.split("/")
+        if isinstance(order, Withdraw):
+            world.compacting.pop((int(partition), int(number)), None)
+            continue
         epoch = order.epoch if world.guards.compacted_at_mark else world.observers.committed[-1].epoch
         world.compacting[(int(partition), int(number))] = epoch
         world.note(f"segment {order.segment} is to be compacted at epoch {epoch}")
