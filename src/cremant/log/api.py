@@ -91,10 +91,13 @@ class OutcomeUnknown(PeerError):
 
 
 class Bounds(NamedTuple):
-    """What a partition holds: offsets from `earliest` up to, not including, `latest`."""
+    """What a partition holds: offsets from `earliest` up to, not including, `latest`. `settled`: every later message
+    has a timestamp of the log that is not before the moment of asking; not so while somebody else's append, stamped
+    already, is under way. Of Kafka it holds for messages that its replicas have; see docs/freshness.md."""
 
     earliest: int
     latest: int
+    settled: bool = True
 
 
 class OffsetExpired(WorldError):
@@ -162,7 +165,8 @@ class Log(Protocol):
         may precede."""
 
     def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
-        """`earliest` and `latest` of each of these partitions, without a request for each."""
+        """`earliest` and `latest` of each of these partitions, without a request for each. Waits some ms for appends
+        under way."""
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         """First offset whose message is not older than `timestamp_ms`; `latest` if there is none."""

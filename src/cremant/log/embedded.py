@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _SEGMENT_BYTES_MIN = 4 * KIB
 #: A topic deleted and created again while an operation looks at it; more often than this in a row it is refused.
 _REOPEN_TRIES = 3
+#: How long `bounds` waits for appends under way: one takes well under a millisecond, a stopped one is not waited for.
+SETTLE_S = 0.02
 
 
 _logs: weakref.WeakSet[EmbeddedLog] = weakref.WeakSet()
@@ -131,8 +133,8 @@ class EmbeddedLog:
         return self._with(topic, partition, lambda opened: opened.state().next_offset)
 
     def bounds(self, topic: str, partitions: Sequence[int]) -> list[Bounds]:
-        states = [self._with(topic, partition, lambda opened: opened.state()) for partition in partitions]
-        return [Bounds(state.earliest, state.next_offset) for state in states]
+        until_s = time.monotonic() + SETTLE_S
+        return [self._with(topic, partition, lambda opened: opened.bounds(until_s)) for partition in partitions]
 
     def offset_at(self, topic: str, partition: int, timestamp_ms: int) -> int:
         return self._with(topic, partition, lambda opened: opened.offset_at(timestamp_ms))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from cremant.log import embedded_index as index
-from cremant.log.api import Appended
+from cremant.log.api import Appended, Bounds
 from cremant.log.embedded_files import (
     File,
     bases,
@@ -32,7 +33,7 @@ from cremant.log.embedded_files import (
 )
 from cremant.log.embedded_frame import Payload
 from cremant.log.embedded_recovery import recover
-from cremant.log.embedded_state import LOCK_TIMEOUT_S, RECORD_BYTES, PartitionState, locked, unpack
+from cremant.log.embedded_state import LOCK_TIMEOUT_S, RECORD_BYTES, PartitionState, locked, shared, unpack
 from cremant.model.errors import CremantError, Unavailable
 from cremant.model.limits import LOG_INDEX_EVERY_BYTES, LOG_RETENTION_CHECK_MS
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 _LISTING_TRIES = 10
 #: Reads of the state record that may catch a writer in the middle before the lock is taken to look closer.
 _STATE_TRIES = 3
+_SETTLE_NAP_S = 50e-6
 
 
 class PartitionGone(Exception):
@@ -99,6 +101,33 @@ class EmbeddedPartition:
 
     def _read_state(self) -> PartitionState | None:
         return unpack(os.pread(self._file.fd, RECORD_BYTES, 0))
+
+    def bounds(self, until_s: float) -> Bounds:
+        """An append has its timestamp some time before readers see it; so who asks what there is up to now must not
+        ask in the middle of one. Waits for it until `until_s` (monotonic). Raises PartitionGone, Corrupt."""
+        nap_s = _SETTLE_NAP_S
+        while (state := self._state_between_appends()) is None:
+            if time.monotonic() > until_s:
+                state = self.state()
+                return Bounds(state.earliest, state.next_offset, settled=False)
+            time.sleep(nap_s)
+            nap_s *= 2
+        return Bounds(state.earliest, state.next_offset)
+
+    def _state_between_appends(self) -> PartitionState | None:
+        """None while somebody holds the lock. The kernel lets go of it when its holder dies."""
+        if self._pid != os.getpid():
+            self._open()
+        if not self._mutex.acquire(blocking=False):
+            return None
+        try:
+            with shared(self._file.fd) as alone:
+                state = self._read_state() if alone else None
+        finally:
+            self._mutex.release()
+        if state is not None and state.deleted:
+            raise PartitionGone
+        return state
 
     def append(self, payload: Payload) -> Appended:
         """Raises PartitionGone, NoResource, Unavailable, Corrupt."""

@@ -101,6 +101,22 @@ def locked(fd: int, what: str) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_UN)
 
 
+@contextmanager
+def shared(fd: int) -> Iterator[bool]:
+    """Whether no writer holds the flock of `fd`; if so, none gets it in this block."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+
+
 def _holder(fd: int) -> str:
     """Who has the lock, as far as the kernel tells."""
     inode = os.fstat(fd).st_ino

@@ -22,6 +22,8 @@ from cremant.model.offsets import OffsetRange
 
 #: Up to this many rows one task is quicker than two: a task costs about 25 ms before its first row.
 ROWS_PER_TASK = 20_000
+#: Nobody knows as of when the ends of a plan are all there was.
+UNPROVEN = 0
 
 
 class PlannedRange(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +59,8 @@ class SeedPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class EpochPlan(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Index of `partitions` is the partition. `at_ms`: wall time, taken before the stream ends were read."""
+    """Index of `partitions` is the partition. `at_ms`: wall time, taken before the stream ends were read; UNPROVEN if
+    messages with earlier timestamps may come behind these ends."""
 
     version: int = 1
     config_version: int
@@ -118,7 +121,7 @@ def initial_plan(topic_incarnation: str, starts: Sequence[int]) -> EpochPlan:
     return EpochPlan(
         config_version=0,
         topic_incarnation=topic_incarnation,
-        at_ms=0,
+        at_ms=UNPROVEN,
         partitions=tuple(PlannedRange(start, start, start) for start in starts),
     )
 

@@ -202,9 +202,11 @@ class Run:
         closed, progress = self._closer.ends, self._totals.progress
         with progress.asking(f"the end of topic {self.spec.topic}"):
             at_ms = time.time_ns() // 1_000_000
-            ends = tuple(bound.latest for bound in self._stream.bounds(self.spec.topic, range(len(closed))))
+            bounds = self._stream.bounds(self.spec.topic, range(len(closed)))
+        ends = tuple(bound.latest for bound in bounds)
         progress.read(ends, at_ms)
-        if ends == closed and not self._in_batch.is_set() and self._closer.heartbeat(ends, at_ms):
+        settled = ends == closed and all(bound.settled for bound in bounds)
+        if settled and not self._in_batch.is_set() and self._closer.heartbeat(ends, at_ms):
             progress.caught_up(at_ms)
         return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
 

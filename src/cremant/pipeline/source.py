@@ -27,6 +27,7 @@ from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import (
+    UNPROVEN,
     EpochPlan,
     SeedShare,
     Share,
@@ -140,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def _plan(self, before: EpochPlan, limit: ReadLimit) -> EpochPlan:
         stream, topic, wanted = worker.stream_of(self._spec), self._spec.topic, self._wanted.read()
         self._look(len(wanted.starts))
-        # Time first, then the ends: what was in the stream at that time is below them.
+        # Time first, then the ends: what was in the stream at that time is below them, unless an append is under way.
         at_ms = time.time_ns() // 1_000_000
         try:
             bounds = asked_again(
@@ -148,6 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
                 lambda found: all(bound.latest >= end for bound, end in zip(found, before.ends, strict=False)),
             )
             ends = [bound.latest for bound in bounds]
+            at_ms = at_ms if all(bound.settled for bound in bounds) else UNPROVEN
             if self._until is not None:
                 ends = [min(end, until) for end, until in zip(ends, self._until, strict=False)]
             after = next_plan(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cremant.log.api import Log, LogReader, Message, MessageBatch, OffsetExpired, TimestampType
+from cremant.log.api import Bounds, Log, LogReader, Message, MessageBatch, OffsetExpired, TimestampType
 from cremant.model.errors import AlreadyExists, Conflict, InvalidConfig, NotFound, UserError
 from cremant.model.limits import APPEND_MESSAGES_MAX, PARTITIONS_MAX, RECORD_BYTES_MAX
 
@@ -157,7 +157,7 @@ def test_offsets_are_consecutive_and_start_at_zero(log: Log) -> None:
     assert log.append("t", 0, numbered(3, 1))[::2] == (3, 4)
     assert log.append("t", 1, numbered(0, 5))[::2] == (0, 5)
     assert (log.earliest("t", 0), log.latest("t", 0)) == (0, 4)
-    assert log.bounds("t", [1, 0]) == [(0, 5), (0, 4)]
+    assert log.bounds("t", [1, 0]) == [Bounds(0, 5), Bounds(0, 4)]
 
 
 def test_everything_of_a_message_comes_back(log: Log) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cremant.log import embedded_files, embedded_index, embedded_wait
-from cremant.log.api import Message, OffsetExpired
+from cremant.log.api import Bounds, Message, OffsetExpired
 from cremant.log.embedded import EmbeddedLog
 from cremant.log.open import log_directory, open_logs
 from cremant.model.errors import Corrupt, InvalidConfig, NoResource, NotFound, Unavailable
@@ -39,6 +39,47 @@ def files(path: Path, topic: str = "t") -> list[Path]:
 def fill(log: EmbeddedLog, topic: str, count: int, size: int = 1000) -> None:
     for number in range(count):
         log.append(topic, 0, [Message(b"%0*d" % (size, number))])
+
+
+def test_an_append_that_has_its_timestamp_and_is_not_there_yet_is_not_overlooked(tmp_path: Path) -> None:
+    """Else somebody could say at 1,001 that everything before is in the log up to here, and a message of 1,000 came."""
+    seen: list[Bounds] = []
+    reading = EmbeddedLog(tmp_path)
+
+    def clock() -> int:
+        seen.extend(reading.bounds("t", [0, 1]))
+        return 1_000
+
+    writing = EmbeddedLog(tmp_path, clock=clock)
+    writing.create_topic("t", 2)
+    writing.append("t", 0, [Message(b"a")])
+    assert seen == [Bounds(0, 0, settled=False), Bounds(0, 0)]
+    assert reading.bounds("t", [0, 1]) == [Bounds(0, 1), Bounds(0, 0)]
+    assert writing.bounds("t", [0]) == [Bounds(0, 1)], "a process does not wait for itself"
+
+
+def test_whatever_is_stamped_before_the_question_is_in_the_bounds_or_they_are_not_settled(tmp_path: Path) -> None:
+    log, asking = EmbeddedLog(tmp_path), EmbeddedLog(tmp_path)
+    log.create_topic("t", 1)
+    answers: list[tuple[int, Bounds]] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            at_ms = time.time_ns() // 1_000_000
+            answers.extend((at_ms, bounds) for bounds in asking.bounds("t", [0]))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    stamps = [log.append("t", 0, [Message(b"a")]).timestamp_ms for _ in range(1_000)]
+    done.set()
+    thread.join()
+    assert any(bounds.settled for _, bounds in answers)
+    for at_ms, bounds in answers:
+        if bounds.settled and bounds.latest < len(stamps):
+            assert stamps[bounds.latest] >= at_ms, (
+                f"a message of {stamps[bounds.latest]} came behind {bounds} of {at_ms}"
+            )
 
 
 # --- retention ---
