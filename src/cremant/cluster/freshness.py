@@ -33,15 +33,17 @@ from cremant.wire.freshness import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What there is to judge a table by. `tails`: partition -> server -> its last word; `answered`: servers of which it
-    is of now; `live`: those that the cluster believes alive. `moved_ms`: when the visible offset of (partition, server)
+    """What there is to judge a table by. `tails`: partition -> server -> its last word; `responding`: servers of which
+    it is of now; `serving`: (partition, server) that queries would be answered by; `live`: servers that the cluster
+    believes alive. `moved_ms`: when the visible offset of (partition, server)
     was last seen to move. `upstream`: of the controller; None: it did not answer. `ends_read_ms`: when its ends of the
     stream were read."""
 
     table: TableView
     now_ms: int
     tails: Mapping[int, Mapping[str, TailReport]]
-    answered: Collection[str]
+    responding: Collection[str]
+    serving: Collection[tuple[int, str]]
     live: Collection[str]
     upstream: Upstream | None
     ends_read_ms: int
@@ -78,7 +80,7 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
         sla_state=sla_state,
         alert=alert,
         worst_partition=None if worst is None else worst.partition,
-        servers_not_responding=tuple(sorted(_replicas(table) - set(seen.answered))),
+        servers_not_responding=tuple(sorted(_replicas(table) - set(seen.responding))),
         pipeline=_pipeline(seen),
         partitions=partitions,
     )
@@ -117,10 +119,10 @@ def _partition(seen: Observed, view: PartitionView) -> PartitionFreshness:
     end, read_ms = _stream_end(seen, record.partition, progress)
     said = seen.tails.get(record.partition, {})
     replicas = tuple(
-        _replica(seen, name, said.get(name), progress, _ahead(said.get(name), end, read_ms), end is None)
+        _replica(seen, record.partition, name, said.get(name), progress, _ahead(said.get(name), end, read_ms))
         for name in sorted({*record.replicas, *said})
     )
-    best = max((one for one in replicas if one.answered), key=_freshest, default=None)
+    best = max((one for one in replicas if one.serves), key=_freshest, default=None)
     held = best if best is not None else max(replicas, key=_freshest, default=None)
     return PartitionFreshness(
         partition=record.partition,
@@ -145,17 +147,17 @@ def _freshest(one: ReplicaFreshness) -> tuple[int, int]:
 
 
 def _replica(
-    seen: Observed, name: str, tail: TailReport | None, progress: StreamProgress | None, lag_rows: int | None,
-    end_unknown: bool,
+    seen: Observed, partition: int, name: str, tail: TailReport | None, progress: StreamProgress | None,
+    lag_rows: int | None,
 ) -> ReplicaFreshness:  # fmt: skip
-    now_ms, answered = seen.now_ms, name in seen.answered and tail is not None
+    now_ms, responds = seen.now_ms, name in seen.responding
     if tail is None:
         return ReplicaFreshness(
-            instance=name, live=name in seen.live, answered=answered, report_age_ms=None, state="unknown",
+            instance=name, live=name in seen.live, responds=responds, serves=False, report_age_ms=None, state="unknown",
             tail_state=None, freshness_lag_ms=None, fresh_time_ms=None, freshness_source=None, visible_offset=None,
             epoch=None, lag_rows=None, last_event_age_ms=None, last_indexed_ms=None, rejected=0, log_offset=None,
             log_end=None, error=None, stages_ms=None, held_back_by="server",
-            reason="it says nothing of this partition" if name in seen.answered else "it does not answer",
+            reason="it says nothing of this partition" if responds else "it does not answer",
         )  # fmt: skip
     mark = tail.watermark
     fresh_ms = mark.freshness_ms
@@ -164,16 +166,17 @@ def _replica(
     steps_ms = [tail.last_indexed_ms, seen.moved_ms.get((tail.partition, name)), fresh_ms]
     quiet_ms = now_ms - max((step for step in steps_ms if step is not None), default=now_ms)
     said = Server(
-        said_ms=tail.at_ms or now_ms, answers=answered, log_silent_since_ms=_log_silent_since_ms(tail, answered)
+        said_ms=tail.at_ms or now_ms, answers=responds, log_silent_since_ms=_log_silent_since_ms(tail, responds)
     )
     split = None if fresh_ms is None else stages(fresh_ms, now_ms, said, _pipe(seen, progress))
     stage = greatest(split)
     return ReplicaFreshness(
         instance=name,
         live=name in seen.live,
-        answered=answered,
+        responds=responds,
+        serves=(partition, name) in seen.serving,
         report_age_ms=max(0, now_ms - tail.at_ms) if tail.at_ms else None,
-        state=state_of(_is_paused(seen.table), answered, lag_ms, age_ms, None if end_unknown else lag_rows, quiet_ms),
+        state=state_of(_is_paused(seen.table), responds, lag_ms, age_ms, lag_rows, quiet_ms),
         tail_state=tail.state,
         freshness_lag_ms=lag_ms,
         fresh_time_ms=fresh_ms,
@@ -189,7 +192,7 @@ def _replica(
         error=tail.error,
         stages_ms=split,
         held_back_by=stage,
-        reason=None if stage is None else reason(seen.table.record, seen.upstream, stage, tail, answered=answered),
+        reason=None if stage is None else reason(seen.table.record, seen.upstream, stage, tail, responds=responds),
     )
 
 
@@ -225,11 +228,11 @@ def _ahead(tail: TailReport | None, end: int | None, read_ms: int | None) -> int
     return max(0, end - tail.watermark.next_offset)
 
 
-def _log_silent_since_ms(tail: TailReport, answered: bool) -> int | None:
+def _log_silent_since_ms(tail: TailReport, responds: bool) -> int | None:
     """When the log last answered this server, if it does not any more; a server that works off what it got, or that
     does not answer itself, proves nothing."""
     read_ms = tail.log_read_at_ms
-    if read_ms is None or not answered or tail.at_ms - read_ms <= LOG_SILENT_AFTER_MS:
+    if read_ms is None or not responds or tail.at_ms - read_ms <= LOG_SILENT_AFTER_MS:
         return None
     at_end = tail.log_end is not None and tail.log_offset <= tail.log_end
     return read_ms if tail.state == "retrying" or (at_end and tail.state == "consuming") else None

@@ -8,7 +8,7 @@ from cremant.model.cluster import BLOCKED, TableRecord, TailReport
 from cremant.wire.freshness import Upstream
 
 
-def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: TailReport, *, answered: bool) -> str:
+def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: TailReport, *, responds: bool) -> str:
     """Why `stage` holds back what a replica, whose word is `tail`, shows of a partition."""
     match stage:
         case "stream":
@@ -18,13 +18,13 @@ def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: Tai
         case "log":
             return f"the epoch log does not answer the server{': ' + tail.error if tail.error else ''}"
         case "server":
-            if not answered:
+            if not responds:
                 return "the server does not answer"
             if tail.error is not None:
                 return tail.error
             if tail.watermark.freshness_ms is None:
                 return "it has no row yet whose time is known"
-            if tail.state in BLOCKED or tail.state == "waiting":
+            if tail.state in BLOCKED or tail.state in ("waiting", "stopped"):
                 return f"it takes no rows ({tail.state})"
             behind = (tail.log_end or 0) - tail.log_offset
             return f"it reads {behind:,} records of the epoch log" if behind > 0 else "it applies what the log has"

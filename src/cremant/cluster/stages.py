@@ -16,7 +16,7 @@ The lag is the time from F, up to which everything is visible, until now. It is 
       server, log   pipeline      stream or pipeline
 
 C: what the pipeline has closed; R: when the stream last answered it. [F, C) was closed and is not visible: the server
-holds it back, or the log if it has not answered that server since a time L. [C, R) was there and is not closed: the
+holds it back, or the log if it has not responds that server since a time L. [C, R) was there and is not closed: the
 pipeline. From R on it is the stream if that does not answer, else the pipeline, dead or alive. What came after the last
 word of a server that would answer is nobody's fault and `unknown`.
 """
@@ -38,13 +38,13 @@ IDLE_AFTER_MS = 10_000
 STUCK_AFTER_MS = 10_000
 #: Who says something twice a second and was not heard for so long has stopped, or was stopped.
 SILENT_AFTER_MS = 3 * HEARTBEAT_MS
-#: A server looks at the end of its log all the time; what is older was not answered.
+#: A server looks at the end of its log all the time; what is older was not responds.
 LOG_SILENT_AFTER_MS = 1_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A replica's word, of `said_ms`; `log_silent_since_ms`: the log has not answered it since."""
+    """A replica's word, of `said_ms`; `log_silent_since_ms`: the log has not responds it since."""
 
     said_ms: int
     answers: bool
@@ -93,12 +93,12 @@ def greatest(split: Stages | None) -> str | None:
 
 
 def state_of(
-    paused: bool, answered: bool, lag_ms: int | None, event_age_ms: int | None, lag_rows: int | None, quiet_ms: int
+    paused: bool, responds: bool, lag_ms: int | None, event_age_ms: int | None, lag_rows: int | None, quiet_ms: int
 ) -> str:
     """Of a replica; `lag_rows`: of the stream's end, None if that is not known; `quiet_ms`: since its last step."""
     if paused:
         return "paused"
-    if not answered:
+    if not responds:
         return "unknown"
     if lag_rows == 0 or (lag_ms is not None and lag_ms <= CAUGHT_UP_MS):
         return "idle" if event_age_ms is None or event_age_ms > IDLE_AFTER_MS else "caughtUp"

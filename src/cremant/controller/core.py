@@ -12,6 +12,7 @@ from cremant.controller.clock import Clock
 from cremant.controller.commits import Commits
 from cremant.controller.compactions import TableCompactions
 from cremant.controller.force_commits import ForceCommits
+from cremant.controller.freshness import FreshnessBoard
 from cremant.controller.housekeeping import (
     CLAIM_INTERVAL_MS,
     GROWTH_INTERVAL_MS,
@@ -87,6 +88,9 @@ class Controller:
         self.catalog = Catalog(store, leadership)
         self.instances = Instances(self.catalog, self.clock)
         self.view = ViewBoard(self.catalog, self.instances)
+        self.freshness = FreshnessBoard(
+            self.catalog, self.instances, self.view, self.streams, self.clock, name
+        )  # fmt: skip
         self.schemas = Schemas(self.catalog)
         self.tables = Tables(
             self.catalog, self.instances, self.streams, deep_store, self.clock, servers_grace_ms=servers_grace_ms

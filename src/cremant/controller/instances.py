@@ -263,6 +263,35 @@ class Instances:
                     found = said
         return found
 
+    def last_tails(self, table: str, incarnation: str) -> dict[str, tuple[list[TailReport], int]]:
+        """Server, dead or alive -> its last word of the table's tails, and how many ms ago it said so."""
+        now_ms = self._clock.now_ms()
+        with self._catalog.lock:
+            heard = list(self._heard.items())
+        found: dict[str, tuple[list[TailReport], int]] = {}
+        for name, last in heard:
+            tails = [tail for tail in last.report.tails if (tail.table, tail.incarnation) == (table, incarnation)]
+            if tails:
+                found[name] = (tails, max(0, now_ms - last.at_ms))
+        return found
+
+    def last_pipeline(self, table: str, incarnation: str, holder: str | None) -> tuple[str, PipelineReport, int] | None:
+        """The last word of a table's pipeline, dead or alive, with who said it and how many ms ago; of several, that of
+        the lease's holder, or else the newest."""
+        now_ms = self._clock.now_ms()
+        with self._catalog.lock:
+            heard = list(self._heard.items())
+        known = [
+            (holder is not None and holder.startswith(name), last.at_ms, name, said)
+            for name, last in heard
+            for said in last.report.pipelines
+            if (said.table, said.incarnation) == (table, incarnation)
+        ]
+        if not known:
+            return None
+        _, at_ms, name, said = max(known, key=lambda one: one[:3])
+        return name, said, max(0, now_ms - at_ms)
+
     def names_incarnation(self, incarnation: str) -> bool:
         """Some live instance still works on this table."""
         return any(

@@ -16,6 +16,7 @@ from cremant.controller.objects import Looked
 from cremant.controller.repair import RepairReport
 from cremant.controller.upsert_state import upsert_state
 from cremant.model.cluster import TableView
+from cremant.wire.freshness import TableFreshness
 
 
 class ControllerCollector(Collector):
@@ -48,6 +49,7 @@ class ControllerCollector(Collector):
                 states.add_metric([table, status], count)
         yield states
         yield from _upsert({name: view for name in keyed if (view := self._controller.view.table(name)) is not None})
+        yield from _freshness(self._controller.freshness.all())
         yield from _repair(self._controller.repair.report)
         yield from _objects(self._controller.objects.looked)
         yield from _copies({table: totals(found, policies[table]) for table, found in sorted(segments.items())})
@@ -83,6 +85,30 @@ def _upsert(tables: dict[str, TableView]) -> Iterable[Metric]:
             if (number := value(state)) is not None:
                 family.add_metric([table], number)
         yield family
+
+
+def _freshness(tables: dict[str, TableFreshness]) -> Iterable[Metric]:
+    """Under Pinot's stems. What nobody knows is left out, but a promise that may be broken counts as broken."""
+    lags = GaugeMetricFamily(
+        "pinot_controller_freshnessLagMs", "Now minus what is proven to be visible.", labels=["table", "partition"]
+    )
+    violated = GaugeMetricFamily(
+        "pinot_controller_freshnessSlaViolated", "1: the table is not as fresh as it promises, or nobody knows.",
+        labels=["table"],
+    )  # fmt: skip
+    rows = GaugeMetricFamily(
+        "pinot_controller_maxRecordsLag", "Most rows of a partition's stream that are not visible.", labels=["table"]
+    )
+    for name, found in tables.items():
+        if found.sla_state != "none":
+            violated.add_metric([name], float(found.sla_state != "ok"))
+        for partition in found.partitions:
+            if partition.freshness_lag_ms is not None:
+                lags.add_metric([name, str(partition.partition)], partition.freshness_lag_ms)
+        known = [partition.lag_rows for partition in found.partitions if partition.lag_rows is not None]
+        if known:
+            rows.add_metric([name], max(known))
+    yield from (lags, violated, rows)
 
 
 def _repair(report: RepairReport) -> Iterable[Metric]:

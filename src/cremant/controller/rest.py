@@ -11,6 +11,7 @@ from cremant.controller.core import Controller
 from cremant.controller.rest_cluster import ClusterRest
 from cremant.controller.rest_copies import CopiesRest
 from cremant.controller.rest_download import DownloadRest
+from cremant.controller.rest_freshness import FreshnessRest
 from cremant.controller.rest_internal import internal_routes
 from cremant.controller.rest_jobs import JobRest
 from cremant.controller.rest_schemas import schema_routes
@@ -32,6 +33,7 @@ def routes(controller: Controller, authorities: ssl.SSLContext | None = None) ->
         *CopiesRest(controller).routes(),
         *DownloadRest(controller, authorities).routes(),
         *StoryRest(controller).routes(),
+        *FreshnessRest(controller).routes(),
         *JobRest(controller).routes(),
         *TableRest(controller).routes(),
         *TopicRest(controller).routes(),

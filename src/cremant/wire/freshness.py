@@ -39,11 +39,13 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplicaFreshness(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """One replica of a partition. `answered`: it said so itself, just now (`report_age_ms`)."""
+    """One replica of a partition. `responds`: this is its word of now, `report_age_ms` old; `serves`: queries would be
+    answered by it."""
 
     instance: str
     live: bool
-    answered: bool
+    responds: bool
+    serves: bool
     report_age_ms: int | None
     #: idle, caughtUp, behind, stuck, paused or unknown (cluster/freshness.py says what they mean).
     state: str
