@@ -36,7 +36,7 @@ from cremant.exec.keys import KeySpace
 from cremant.exec.shortcuts import Task
 from cremant.exec.stop import Stop
 from cremant.ingest.plan import compile_ingest
-from cremant.log.api import MessageBatch, TimestampType
+from cremant.log.api import MessageBatch, RowMetadata, TimestampType
 from cremant.model.cluster import TableRecord
 from cremant.model.errors import QueryError
 from cremant.model.offsets import Position
@@ -146,8 +146,10 @@ def make_rows(dice: random.Random, count: int) -> list[dict[str, Any]]:
 def ingested(rows: list[dict[str, Any]]) -> pa.RecordBatch:
     count = len(rows)
     messages = MessageBatch(
-        offsets=np.arange(count, dtype=np.int64), timestamps_ms=np.full(count, NOW_MS, dtype=np.int64),
-        timestamp_type=TimestampType.LOG_APPEND, keys=pa.nulls(count, pa.binary()), headers=None, next_offset=count,
+        offsets=np.arange(count, dtype=np.int64), next_offset=count,
+        metadata=RowMetadata(
+            timestamps_ms=np.full(count, NOW_MS, dtype=np.int64), timestamp_type=TimestampType.LOG_APPEND
+        ),
         values=pa.array([json.dumps(row).encode() for row in rows], pa.binary()),
     )  # fmt: skip
     result = compile_ingest(SCHEMA, config_of(nulls=True)).run(messages)

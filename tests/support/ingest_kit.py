@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cremant.log.api import MessageBatch, TimestampType
+from cremant.log.api import MessageBatch, RowMetadata, TimestampType
 from cremant.model.schema import Schema
 from cremant.model.schema_json import parse_schema
 from cremant.model.table import TableConfig
@@ -70,10 +70,10 @@ def messages_of(records: list[Any], *, first: int = FIRST_OFFSET, times: list[in
     count = len(values)
     return MessageBatch(
         offsets=np.arange(count, dtype=np.int64) * 2 + first,
-        timestamps_ms=np.array(times, dtype=np.int64) if times is not None else np.full(count, TIME_MS, dtype=np.int64),
-        timestamp_type=TimestampType.LOG_APPEND,
         values=pa.array(values, pa.binary()),
-        keys=pa.nulls(count, pa.binary()),
-        headers=None,
         next_offset=first + 2 * count,
+        metadata=RowMetadata(
+            timestamps_ms=np.array(times if times is not None else [TIME_MS] * count, dtype=np.int64),
+            timestamp_type=TimestampType.LOG_APPEND,
+        ),
     )

@@ -98,6 +98,7 @@ class BlockHead(msgspec.Struct, frozen=True, kw_only=True):
     max_ingestion_ms: int | None
     timestamp_type: str
     content_hash: str
+    rejected_from_ms: int | None = None
 
 
 class UpdateHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,11 +124,14 @@ def row_block(
     rejected: int = 0,
     filtered: int = 0,
     timestamp_type: str,
+    max_ingestion_ms: int | None = None,
+    rejected_from_ms: int | None = None,
 ) -> RowBlock:
-    """A RowBlock of `batch` with its hash and max ingestion time computed. Raises InvariantViolation (E-2) where
-    `$offset` is not ascending or leaves the range."""
+    """A RowBlock of `batch` with its hash computed. `max_ingestion_ms`: of all messages covered; not given, that of the
+    rows. Raises InvariantViolation (E-2) where `$offset` is not ascending or leaves the range."""
     check_offsets(batch, range)
-    newest = pc.max(batch.column(INGESTION_TIME)).as_py()
+    if max_ingestion_ms is None:
+        max_ingestion_ms = pc.max(batch.column(INGESTION_TIME)).as_py()
     return RowBlock(
         generation=generation,
         epoch=epoch,
@@ -135,10 +139,11 @@ def row_block(
         range=range,
         rejected=rejected,
         filtered=filtered,
-        max_ingestion_ms=newest,
+        max_ingestion_ms=max_ingestion_ms,
         timestamp_type=timestamp_type,
         content_hash=content_hash(batch),
         batch=batch,
+        rejected_from_ms=rejected_from_ms,
     )
 
 
@@ -185,6 +190,7 @@ def decode(data: Buffer, incarnation: str) -> Record:
         timestamp_type=head.timestamp_type,
         content_hash=head.content_hash,
         batch=batch,
+        rejected_from_ms=head.rejected_from_ms,
     )
 
 
@@ -216,7 +222,7 @@ def peek(data: Buffer, incarnation: str) -> Head:
 # --- meta of each kind: every field of the record but the generation (it stands in the head) and the rows ---
 
 
-class _BlockMeta(msgspec.Struct, frozen=True):
+class _BlockMeta(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: int
     config_version: int
     range: OffsetRange
@@ -226,6 +232,8 @@ class _BlockMeta(msgspec.Struct, frozen=True):
     max_ingestion_ms: int | None
     timestamp_type: str
     content_hash: str
+    #: Since format 1 was first written; blocks without it are as they were.
+    rejected_from_ms: int | None = None
 
 
 class _UpdateMeta(msgspec.Struct, frozen=True):

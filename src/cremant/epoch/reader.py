@@ -194,6 +194,7 @@ class PartitionReader:
             config_version=block.config_version,
             max_ingestion_ms=block.max_ingestion_ms,
             timestamp_type=block.timestamp_type,
+            rejected_from_ms=block.rejected_from_ms,
         )
         self.next_offset = end
         return [taken]

@@ -26,6 +26,10 @@ class GapReason(StrEnum):
 class RowBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of stream offsets [range.first, range.next) of one partition; filtered and rejected ones are covered, too.
 
+    `max_ingestion_ms`: ingestion time of the newest message covered, whatever became of it; `rejected_from_ms`: of the
+    oldest that an error kept from becoming a row. None: the stream gives no time, or there is no such message.
+    `timestamp_type` is empty where the range holds no message at all.
+
     `batch`: `$offset` int64, `$subRow` int32, `$ingestionTime` int64 (nullable), then the table's columns; sorted by
     (`$offset`, `$subRow`). `content_hash` is over the batch's IPC bytes: a function of stream record and config alone.
     """
@@ -40,6 +44,7 @@ class RowBlock(msgspec.Struct, frozen=True, kw_only=True):
     timestamp_type: str
     content_hash: str
     batch: pa.RecordBatch
+    rejected_from_ms: int | None = None
 
     @property
     def rows(self) -> int:
@@ -74,7 +79,8 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 class PartitionMark(msgspec.Struct, frozen=True, kw_only=True):
     """One partition's line of a mark. `end`: stream offset after the epoch. `rows`, `updates`: distinct ones of the
-    epoch. `stream_end` was read at `reached_at_ms` or later iff `reached` (then everything up to that time is in)."""
+    epoch. `max_ingestion_ms`: of all its messages. `stream_end` was read at `reached_at_ms` or later iff `reached`
+    (then everything up to that time is in)."""
 
     end: int
     rows: int

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from cremant.ingest.causes import Cause
 from cremant.ingest.plan import Ingested
+from cremant.log.api import NO_TIMESTAMP
 from cremant.model import names
 from cremant.model.errors import InvariantViolation
 from cremant.model.offsets import OffsetRange
@@ -18,13 +19,17 @@ from cremant.model.offsets import OffsetRange
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What a RowBlock says of its rows; the parts of a range follow each other without a hole."""
+    """What a RowBlock says of its messages; the parts of a range follow each other without a hole.
+
+    `max_ingestion_ms`: of the newest message, whatever became of it; `rejected_from_ms`: of the oldest one that an
+    error kept from becoming a row. None: the stream gives no time, or there is no such message."""
 
     range: OffsetRange
     batch: pa.RecordBatch
     rejected: int
     filtered: int
     max_ingestion_ms: int | None
+    rejected_from_ms: int | None
 
 
 def to_blocks(ingested: Ingested, range: OffsetRange, max_rows: int, max_bytes: int = 2**62) -> list[BlockPart]:
@@ -43,17 +48,35 @@ def to_blocks(ingested: Ingested, range: OffsetRange, max_rows: int, max_bytes: 
     nexts = [*firsts[1:], range.next]
     parts = []
     for first, next_offset, start, end in zip(firsts, nexts, [0, *cuts], [*cuts, len(offsets)], strict=True):
-        batch = ingested.batch.slice(start, end - start)
+        part = OffsetRange(first, next_offset)
         parts.append(
             BlockPart(
-                range=OffsetRange(first, next_offset),
-                batch=batch,
+                range=part,
+                batch=ingested.batch.slice(start, end - start),
                 rejected=bisect_left(rejected, next_offset) - bisect_left(rejected, first),
                 filtered=bisect_left(filtered, next_offset) - bisect_left(filtered, first),
-                max_ingestion_ms=pc.max(batch.column(names.INGESTION_TIME)).as_py(),
+                max_ingestion_ms=newest_ms(ingested, part),
+                rejected_from_ms=rejected_from_ms(ingested, part),
             )
         )
     return parts
+
+
+def newest_ms(ingested: Ingested, range: OffsetRange) -> int | None:
+    """Ingestion time of the newest message of `range`; with producers' clocks that need not be the last one."""
+    first, end = np.searchsorted(ingested.offsets, (range.first, range.next))
+    newest = int(ingested.timestamps_ms[first:end].max(initial=NO_TIMESTAMP))
+    return None if newest <= NO_TIMESTAMP else newest
+
+
+def rejected_from_ms(ingested: Ingested, range: OffsetRange) -> int | None:
+    """Ingestion time of the oldest message of `range` that an error kept from becoming a row. A message with nothing in
+    it (a tombstone) is rejected, too, but is no row that is missing."""
+    errors = [bad.offset for bad in ingested.rejected if bad.cause != Cause.EMPTY_MESSAGE]
+    inside = [offset for offset in errors if range.first <= offset < range.next]
+    times = ingested.timestamps_ms[np.searchsorted(ingested.offsets, np.asarray(inside, dtype=np.int64))]
+    known = times[times > NO_TIMESTAMP]
+    return int(known.min()) if len(known) else None
 
 
 def _cuts(offsets: np.ndarray, max_rows: int) -> list[int]:

@@ -7,6 +7,7 @@ become a row is *rejected* with a cause and never stops the batch; a record that
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,6 +29,10 @@ from cremant.model.table import TableConfig
 from cremant.model.upsert import NullKeyPolicy
 
 
+def _none() -> np.ndarray:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A stream record that did not become a row. `cause` is one of `cremant.ingest.causes.Cause`; `sample` is the
@@ -43,12 +48,15 @@ class Rejected:
 class Ingested:
     """What a message batch became: rows ordered by `$offset`, the records that were rejected, and the dropped ones.
 
-    `filtered_offsets` ascending; `filtered` is their number.
+    `filtered_offsets` ascending; `filtered` is their number. `offsets` ascending and `timestamps_ms` (NO_TIMESTAMP =
+    none) are of all messages, those that became no row too; both int64.
     """
 
     batch: pa.RecordBatch
     rejected: tuple[Rejected, ...]
     filtered_offsets: tuple[int, ...] = ()
+    offsets: np.ndarray = dataclasses.field(default_factory=_none, compare=False)
+    timestamps_ms: np.ndarray = dataclasses.field(default_factory=_none, compare=False)
 
     @property
     def filtered(self) -> int:
@@ -145,7 +153,7 @@ class IngestPlan:
         if rows.nbytes > BLOCK_BYTES_MAX:
             rows = self._without_huge_rows(batch, rows, rejected)
         rejected.sort(key=lambda record: record.offset)
-        return Ingested(rows, tuple(rejected), filtered)
+        return Ingested(rows, tuple(rejected), filtered, batch.offsets, batch.timestamps_ms)
 
     def _failed(
         self, batch: MessageBatch, kept: np.ndarray, cells: list[Cells], rejected: list[Rejected]

@@ -18,7 +18,8 @@ consecutive offsets; appends of several processes interleave only at append boun
 other producers may come between, and a failed append may have written its first messages.
 
 Timestamps are the log's (LOG_APPEND) in topics that we create. Embedded and memory logs never let them decrease within
-a partition; on Kafka each leader's clock counts. Topics made by others may carry their producers' time (CREATE).
+a partition; on Kafka each leader's clock counts. Topics made by others may carry their producers' time (CREATE), or
+none: whatever a log says around its messages is optional (`RowMetadata`).
 """
 
 from __future__ import annotations
@@ -51,24 +52,59 @@ class Message(NamedTuple):
     headers: Headers = ()
 
 
-@dataclass(frozen=True, slots=True)
+#: The timestamp of a message that has none.
+NO_TIMESTAMP = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowMetadata:
+    """What a log says around its messages instead of in them: a column per kind of thing, an entry per message.
+
+    `timestamps_ms` int64, NO_TIMESTAMP where a message has none; `timestamp_type` of all of them; `keys` a nullable
+    binary array; `headers`. None: the log, or every message of the batch, is without. A column that is added later is
+    optional, too, so that neither logs nor those who read them have to know it.
+    """
+
+    timestamps_ms: np.ndarray | None = None
+    timestamp_type: TimestampType = TimestampType.CREATE
+    keys: pa.BinaryArray | None = None
+    headers: tuple[Headers, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBatch:
     """Consecutive messages of one partition, as columns of equal length.
 
-    `offsets` int64 ascending; `timestamps_ms` int64; `values`, `keys` nullable binary arrays; `headers` is None when no
-    message has any. `next_offset` is where to read on: past the last message and past anything invisible behind it.
+    `offsets` int64 ascending; `values` a nullable binary array. `next_offset` is where to read on: past the last
+    message and past anything invisible behind it.
     """
 
     offsets: np.ndarray
-    timestamps_ms: np.ndarray
-    timestamp_type: TimestampType
     values: pa.BinaryArray
-    keys: pa.BinaryArray
-    headers: tuple[Headers, ...] | None
     next_offset: int
+    metadata: RowMetadata = RowMetadata()
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @property
+    def timestamps_ms(self) -> np.ndarray:
+        """int64; NO_TIMESTAMP where there is none."""
+        given = self.metadata.timestamps_ms
+        return given if given is not None else np.full(len(self), NO_TIMESTAMP, dtype=np.int64)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return self.metadata.timestamp_type
+
+    @property
+    def keys(self) -> pa.BinaryArray:
+        """Null where there is none."""
+        return self.metadata.keys if self.metadata.keys is not None else pa.nulls(len(self), pa.binary())
+
+    @property
+    def headers(self) -> tuple[Headers, ...] | None:
+        return self.metadata.headers
 
 
 class TopicInfo(NamedTuple):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from cremant.log.api import Headers, Message, MessageBatch, TimestampType
+from cremant.log.api import Headers, Message, MessageBatch, RowMetadata, TimestampType
 from cremant.model.errors import InvalidConfig, NotFound, UserError
 from cremant.model.limits import APPEND_BYTES_MAX, APPEND_MESSAGES_MAX, PARTITIONS_MAX, RECORD_BYTES_MAX
 from cremant.model.names import check_topic_name
@@ -80,40 +80,50 @@ def batch_of(
         headers = tuple(tuple(message.headers) for message in messages)
     return MessageBatch(
         offsets=np.asarray(offsets, dtype=np.int64),
-        timestamps_ms=np.asarray(timestamps_ms, dtype=np.int64),
-        timestamp_type=timestamp_type,
         values=binary_array([message.value for message in messages]),
-        keys=binary_array([message.key for message in messages]),
-        headers=headers,
         next_offset=next_offset,
+        metadata=RowMetadata(
+            timestamps_ms=np.asarray(timestamps_ms, dtype=np.int64),
+            timestamp_type=timestamp_type,
+            keys=binary_array([message.key for message in messages]),
+            headers=headers,
+        ),
     )
 
 
 def part(batch: MessageBatch, first: int, end: int) -> MessageBatch:
     """Messages [first, end) of the batch, without a copy."""
-    return replace(
-        batch,
+    around = batch.metadata
+    return MessageBatch(
         offsets=batch.offsets[first:end],
-        timestamps_ms=batch.timestamps_ms[first:end],
         values=batch.values[first:end],
-        keys=batch.keys[first:end],
-        headers=None if batch.headers is None else batch.headers[first:end],
         next_offset=int(batch.offsets[end]) if end < len(batch) else batch.next_offset,
+        metadata=replace(
+            around,
+            timestamps_ms=None if around.timestamps_ms is None else around.timestamps_ms[first:end],
+            keys=None if around.keys is None else around.keys[first:end],
+            headers=None if around.headers is None else around.headers[first:end],
+        ),
     )
 
 
 def joined(batches: Sequence[MessageBatch], next_offset: int) -> MessageBatch:
-    """Consecutive batches of one timestamp type as one."""
+    """Consecutive batches as one. Its timestamps are of the weakest type among them: the log's only if all are."""
     if len(batches) == 1:
         return replace(batches[0], next_offset=next_offset)
-    any_headers = any(batch.headers is not None for batch in batches)
-    headers = [headers for batch in batches for headers in batch.headers or ((),) * len(batch)] if any_headers else None
+    around = [batch.metadata for batch in batches]
+    proven = all(one.timestamp_type is TimestampType.LOG_APPEND for one in around)
+    timed, keyed, headed = (
+        any(getattr(one, name) is not None for one in around) for name in ("timestamps_ms", "keys", "headers")
+    )
     return MessageBatch(
         offsets=np.concatenate([batch.offsets for batch in batches]),
-        timestamps_ms=np.concatenate([batch.timestamps_ms for batch in batches]),
-        timestamp_type=batches[0].timestamp_type,
         values=pa.concat_arrays([batch.values for batch in batches]),
-        keys=pa.concat_arrays([batch.keys for batch in batches]),
-        headers=None if headers is None else tuple(headers),
         next_offset=next_offset,
+        metadata=RowMetadata(
+            timestamps_ms=np.concatenate([batch.timestamps_ms for batch in batches]) if timed else None,
+            timestamp_type=TimestampType.LOG_APPEND if proven else TimestampType.CREATE,
+            keys=pa.concat_arrays([batch.keys for batch in batches]) if keyed else None,
+            headers=tuple(one for batch in batches for one in batch.headers or ((),) * len(batch)) if headed else None,
+        ),
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from cremant.log import embedded_frame as frames
-from cremant.log.api import Headers, MessageBatch, OffsetExpired, TimestampType
+from cremant.log.api import Headers, MessageBatch, OffsetExpired, RowMetadata, TimestampType
 from cremant.log.columns import binary_array
 from cremant.log.embedded_files import File, bases, corrupt, find_offset, log_path, world_error
 from cremant.log.embedded_partition import EmbeddedPartition, PartitionGone
@@ -94,12 +94,14 @@ class _Gathered:
         next_offset = first_offset + self.count
         return MessageBatch(
             offsets=np.arange(first_offset, next_offset, dtype=np.int64),
-            timestamps_ms=np.repeat(np.asarray(self.timestamps, dtype=np.int64), self.counts),
-            timestamp_type=TimestampType.LOG_APPEND,
             values=self._values[0] if len(self._values) == 1 else pa.concat_arrays(self._values),
-            keys=_joined_keys(self._keys) if self._any_keys else pa.nulls(self.count, pa.binary()),
-            headers=tuple(self._headers) if self._any_headers else None,
             next_offset=next_offset,
+            metadata=RowMetadata(
+                timestamps_ms=np.repeat(np.asarray(self.timestamps, dtype=np.int64), self.counts),
+                timestamp_type=TimestampType.LOG_APPEND,
+                keys=_joined_keys(self._keys) if self._any_keys else None,
+                headers=tuple(self._headers) if self._any_headers else None,
+            ),
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from cremant.log.api import Headers, MessageBatch, TimestampType
+from cremant.log.api import Headers, MessageBatch, RowMetadata, TimestampType
 from cremant.log.columns import binary_array
 
 
@@ -38,12 +38,14 @@ def _batch(messages: Sequence[Any], timestamps_ms: Sequence[int], log_append: bo
     headers = [m.headers() for m in messages]
     return MessageBatch(
         offsets=offsets,
-        timestamps_ms=np.fromiter(timestamps_ms, dtype=np.int64, count=len(messages)),
-        timestamp_type=TimestampType.LOG_APPEND if log_append else TimestampType.CREATE,
         values=binary_array([m.value() for m in messages]),
-        keys=binary_array(keys) if any(key is not None for key in keys) else pa.nulls(len(keys), pa.binary()),
-        headers=tuple(_headers(of_one) for of_one in headers) if any(headers) else None,
         next_offset=int(offsets[-1]) + 1,
+        metadata=RowMetadata(
+            timestamps_ms=np.fromiter(timestamps_ms, dtype=np.int64, count=len(messages)),
+            timestamp_type=TimestampType.LOG_APPEND if log_append else TimestampType.CREATE,
+            keys=binary_array(keys) if any(key is not None for key in keys) else None,
+            headers=tuple(_headers(of_one) for of_one in headers) if any(headers) else None,
+        ),
     )
 
 

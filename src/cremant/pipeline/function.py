@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from cremant.ingest.blocks import newest_ms, rejected_from_ms
 from cremant.ingest.causes import Cause
 from cremant.model import names
 from cremant.model.cluster import TableRecord
@@ -31,6 +33,7 @@ from cremant.model.offsets import OffsetRange
 from cremant.model.upsert import NullKeyPolicy
 from cremant.pipeline import worker
 from cremant.pipeline.plan import Share
+from cremant.pipeline.reports import Account
 from cremant.pipeline.spec import RunSpec
 from cremant.pipeline.task import EpochWriter, emission_ddl, giving_up_loudly, ingest_share
 
@@ -134,9 +137,7 @@ class Covered(msgspec.Struct, frozen=True, kw_only=True):
     partition: int
     range: OffsetRange
     rows: int
-    causes: dict[str, int]
-    filtered: int
-    timestamp_type: str
+    account: Account
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,16 +168,13 @@ def read_rows(spec: RunSpec, shares: tuple[Share, ...], config_version: int) -> 
         worker.position_readers(spec, shares)
         for share in shares:
             for chunk, ingested, timestamp_type in ingest_share(spec, share, config_version):
-                causes: dict[str, int] = {}
-                for bad in ingested.rejected:
-                    causes[bad.cause] = causes.get(bad.cause, 0) + 1
-                rows = ingested.batch.num_rows
-                covered.append(
-                    Covered(
-                        partition=share.partition, range=chunk.range, rows=rows, causes=causes,
-                        filtered=ingested.filtered, timestamp_type=timestamp_type,
-                    )
+                account = Account(
+                    causes=Counter(bad.cause for bad in ingested.rejected), filtered=ingested.filtered,
+                    timestamp_type=timestamp_type, max_ingestion_ms=newest_ms(ingested, chunk.range),
+                    rejected_from_ms=rejected_from_ms(ingested, chunk.range),
                 )  # fmt: skip
+                rows = ingested.batch.num_rows
+                covered.append(Covered(partition=share.partition, range=chunk.range, rows=rows, account=account))
                 if rows:
                     partition = pa.array(np.full(rows, share.partition, dtype=np.int32))
                     yield _as_schema([partition, *ingested.batch.columns], target)
@@ -227,26 +225,39 @@ def write_rows(spec: RunSpec, batch_id: int, batches: list[pa.RecordBatch]) -> l
         writer.gap(partition, gap)
     for chunk in coverage.chunks:
         part = _rows_of(rows, chunk) if rows is not None else None
-        block, causes, handed_on = pa.RecordBatch.from_pylist([], schema=schema), chunk.causes, 0
+        block, account, handed_on = pa.RecordBatch.from_pylist([], schema=schema), chunk.account, 0
         if part is not None and part.num_rows:
             handed_on = part.num_rows
-            part = without_null_keys(part, table.record)
+            part, keyless = apart_by_key(part, table.record)
             defaults = {field.name: field.default for field in table.record.table_schema.fields}
             block = to_block(part, schema, defaults, spec.table)
-            if nulls := handed_on - block.num_rows:
-                causes = {**causes, Cause.NULL_KEY.value: causes.get(Cause.NULL_KEY.value, 0) + nulls}
-        filtered = chunk.filtered + chunk.rows - handed_on
-        writer.block(chunk.partition, chunk.range, block, causes, filtered, chunk.timestamp_type)
+            account = with_rejected(account, keyless)
+        account = msgspec.structs.replace(account, filtered=account.filtered + chunk.rows - handed_on)
+        writer.block(chunk.partition, chunk.range, block, account)
     return writer.finish()
 
 
-def without_null_keys(rows: pa.Table, record: TableRecord) -> pa.Table:
-    """Rows whose key is whole, if the table rejects others: those of the source are, a function can make nulls."""
+def apart_by_key(rows: pa.Table, record: TableRecord) -> tuple[pa.Table, pa.Table]:
+    """Rows whose key is whole, and the others, if the table rejects those: rows of the source have whole keys, a
+    function can make nulls."""
     if record.config.upsert is None or record.config.upsert.null_key is not NullKeyPolicy.REJECT:
-        return rows
+        return rows, rows.slice(0, 0)
+    whole = np.ones(rows.num_rows, dtype=bool)
     for name in record.table_schema.primary_key_columns:
-        rows = rows.filter(pc.is_valid(rows.column(name)))
-    return rows
+        whole &= np.asarray(pc.is_valid(rows.column(name)))
+    return rows.filter(pa.array(whole)), rows.filter(pa.array(~whole))
+
+
+def with_rejected(account: Account, keyless: pa.Table) -> Account:
+    """The account with these rows rejected for their null key."""
+    if not keyless.num_rows:
+        return account
+    oldest = [account.rejected_from_ms, pc.min(keyless.column(names.INGESTION_TIME)).as_py()]
+    return msgspec.structs.replace(
+        account,
+        causes=dict(Counter(account.causes) + Counter({Cause.NULL_KEY.value: keyless.num_rows})),
+        rejected_from_ms=min((at_ms for at_ms in oldest if at_ms is not None), default=None),
+    )
 
 
 def _rows_of(rows: pa.Table, chunk: Covered) -> pa.Table:

@@ -25,6 +25,21 @@ class Report(NamedTuple):
     gap: bool
 
 
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """What a block says of the messages it covers, beside their rows (`RowBlock`). `causes`: why how many of them were
+    rejected."""
+
+    causes: dict[str, int] = {}
+    filtered: int = 0
+    timestamp_type: str
+    max_ingestion_ms: int | None = None
+    rejected_from_ms: int | None = None
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.causes.values())
+
+
 class TaskReport(msgspec.Struct, frozen=True, array_like=True):
     """What one task appended, as it travels through the coordinator of an upsert table: row blocks and gaps, and per
     update block (partition, updates). And what a partition of the coordinator's state has grown to."""

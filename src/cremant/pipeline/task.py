@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from cremant.pipeline.chunks import Chunk, chunks
 from cremant.pipeline.coordinator import PACK_DDL, packed, report_row
 from cremant.pipeline.ends import asked_again
 from cremant.pipeline.plan import Share
-from cremant.pipeline.reports import Report, TaskReport
+from cremant.pipeline.reports import Account, Report, TaskReport
 from cremant.pipeline.spec import RunSpec, write_stopped
 
 #: One row per appended block or gap; what the driver collects. `causes`: JSON object cause -> count of rejected ones.
@@ -76,29 +76,29 @@ class EpochWriter:
         """Appends what `range` became as blocks that cover it exactly."""
         for part in to_blocks(ingested, range, BLOCK_ROWS_MAX, BLOCK_BYTES_MAX):
             causes = Counter(bad.cause for bad in ingested.rejected if part.range.first <= bad.offset < part.range.next)
-            self.block(partition, part.range, part.batch, causes, part.filtered, timestamp_type)
+            account = Account(
+                causes=causes, filtered=part.filtered, timestamp_type=timestamp_type,
+                max_ingestion_ms=part.max_ingestion_ms, rejected_from_ms=part.rejected_from_ms,
+            )  # fmt: skip
+            self.block(partition, part.range, part.batch, account)
 
-    def block(
-        self, partition: int, range: OffsetRange, batch: pa.RecordBatch, causes: Mapping[str, int], filtered: int,
-        timestamp_type: str,
-    ) -> None:  # fmt: skip
-        """Appends one block that accounts for exactly `range`; `causes`: why how many messages were rejected."""
-        rejected = sum(causes.values())
+    def block(self, partition: int, range: OffsetRange, batch: pa.RecordBatch, account: Account) -> None:
+        """Appends one block that accounts for exactly `range`."""
         block = row_block(
             generation=self._spec.generation, epoch=self._epoch, config_version=self._config_version, range=range,
-            batch=batch, rejected=rejected, filtered=filtered, timestamp_type=timestamp_type,
+            batch=batch, rejected=account.rejected, filtered=account.filtered, timestamp_type=account.timestamp_type,
+            max_ingestion_ms=account.max_ingestion_ms, rejected_from_ms=account.rejected_from_ms,
         )  # fmt: skip
         self._log.append(self._spec.epoch_topic, partition, [to_message(block, self._spec.incarnation)])
-        text = json.dumps(causes, sort_keys=True) if causes else ""
         row = Report(
             partition,
             range.first,
             range.next,
             batch.num_rows,
-            rejected,
-            filtered,
+            account.rejected,
+            account.filtered,
             block.max_ingestion_ms,
-            text,
+            json.dumps(account.causes, sort_keys=True) if account.causes else "",
             False,
         )
         self._rows.append(row)

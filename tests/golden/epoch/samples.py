@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The records of which golden bytes are kept, one or more per kind, and how the files are made.
 
+A field that came to a version later is optional: what was written without it stays as it was.
+
 A new format version gets a new directory: `python tests/golden/epoch/samples.py` writes the files of the newest one.
-Files of a version that was released are never written again.
+Files that are there are never written again.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from cremant.model.offsets import OffsetRange
 
 INCARNATION = "00c0ffee00c0ffee"
 HERE = Path(__file__).parent
+ADDED = ("rejected_from_ms",)
 
 
 def samples() -> dict[str, Record]:
@@ -66,6 +69,17 @@ def samples() -> dict[str, Record]:
             filtered=2,
             timestamp_type="create",
         ),
+        "row_block_rejected": row_block(
+            generation=7,
+            epoch=12,
+            config_version=3,
+            range=OffsetRange(47, 50),
+            batch=rows.slice(0, 0),
+            rejected=2,
+            timestamp_type="logAppend",
+            max_ingestion_ms=1_700_000_000_009,
+            rejected_from_ms=1_700_000_000_007,
+        ),
         "update_block": update_block(
             generation=7, epoch=12, offsets=[43, 3, 41, 41], sub_rows=[0, 2, 1, 0], ops=[0, 1, 0, 1]
         ),
@@ -95,6 +109,8 @@ def as_json(record: Record) -> dict[str, Any]:
     built: dict[str, Any] = {"kind": type(record).__name__}
     for field in record.__struct_fields__:
         value = getattr(record, field)
+        if value is None and field in ADDED:
+            continue
         built[field] = msgspec.to_builtins(value) if field != "batch" else value.to_pydict()
     if isinstance(record, RowBlock | UpdateBlock):
         built["types"] = {field.name: str(field.type) for field in record.batch.schema}
@@ -106,6 +122,8 @@ def main() -> None:
     target = HERE / f"v{VERSION}"
     target.mkdir(exist_ok=True)
     for name, record in samples().items():
+        if (target / f"{name}.bin").exists():
+            continue
         (target / f"{name}.bin").write_bytes(encode(record, INCARNATION))
         (target / f"{name}.json").write_text(json.dumps(as_json(record), indent=1, ensure_ascii=False) + "\n")
 

@@ -9,11 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from ingest_kit import FIRST_OFFSET, config_of, messages_of, schema_of
+from hypothesis import given
+from hypothesis import strategies as st
+from ingest_kit import FIRST_OFFSET, TIME_MS, config_of, messages_of, schema_of
 
 from cremant.epoch.content import content_hash
 from cremant.ingest.blocks import to_blocks
 from cremant.ingest.plan import compile_ingest
+from cremant.log.api import MessageBatch
 from cremant.model.errors import InvariantViolation
 from cremant.model.offsets import OffsetRange
 
@@ -60,18 +63,49 @@ def test_a_part_hashes_as_its_records_ingested_alone(seed: int) -> None:
         first, end = ((offset - FIRST_OFFSET) // 2 for offset in (part.range.first, part.range.next))
         alone = PLAN.run(messages_of(records[first:end], first=part.range.first))
         [again] = to_blocks(alone, part.range, 1000)
-        assert (again.rejected, again.filtered, again.max_ingestion_ms) == (
-            part.rejected,
-            part.filtered,
-            part.max_ingestion_ms,
-        )
+        accounts = [(one.rejected, one.filtered, one.max_ingestion_ms, one.rejected_from_ms) for one in (again, part)]
+        assert accounts[0] == accounts[1]
         assert content_hash(again.batch) == content_hash(part.batch)
 
 
 def test_a_range_without_rows_is_one_empty_part() -> None:
     ingested = PLAN.run(messages_of([{"n": -1}, None]))
     [part] = to_blocks(ingested, OffsetRange(FIRST_OFFSET, FIRST_OFFSET + 4), 10)
-    assert (part.batch.num_rows, part.rejected, part.filtered, part.max_ingestion_ms) == (0, 1, 1, None)
+    assert (part.batch.num_rows, part.rejected, part.filtered) == (0, 1, 1)
+    assert part.max_ingestion_ms == TIME_MS, "messages count, not rows"
+
+
+#: What becomes of a message: a row, dropped by the filter, rejected (an error, a tombstone).
+_FATES: dict[str, Any] = {"row": {"n": 1}, "filtered": {"n": -1}, "error": {"n": "bad"}, "tombstone": None}
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(_FATES)), st.integers(-1, 5)), min_size=1, max_size=30), st.data())
+def test_a_part_tells_the_newest_of_its_messages_and_the_oldest_error(
+    messages: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    """Producers' clocks: neither in order nor always given."""
+    times = [at_ms for _, at_ms in messages]
+    ingested = PLAN.run(messages_of([_FATES[fate] for fate, _ in messages], times=times))
+    whole = OffsetRange(FIRST_OFFSET, FIRST_OFFSET + 2 * len(messages))
+    for part in to_blocks(ingested, whole, data.draw(st.integers(1, 5))):
+        inside = [
+            (fate, at_ms)
+            for number, (fate, at_ms) in enumerate(messages)
+            if part.range.first <= FIRST_OFFSET + 2 * number < part.range.next and at_ms >= 0
+        ]
+        assert part.max_ingestion_ms == max((at_ms for _, at_ms in inside), default=None)
+        refused = [at_ms for fate, at_ms in inside if fate == "error"]
+        assert part.rejected_from_ms == min(refused, default=None)
+
+
+def test_a_log_that_gives_no_times_gives_none_on() -> None:
+    """Whatever is around a message is optional."""
+    plain = messages_of([{"n": 1}, {"n": "bad"}])
+    bare = MessageBatch(offsets=plain.offsets, values=plain.values, next_offset=plain.next_offset)
+    ingested = PLAN.run(bare)
+    assert ingested.batch["$ingestionTime"].to_pylist() == [None]
+    [part] = to_blocks(ingested, OffsetRange(FIRST_OFFSET, bare.next_offset), 10)
+    assert (part.rejected, part.max_ingestion_ms, part.rejected_from_ms) == (1, None, None)
 
 
 def test_an_empty_range_has_no_part() -> None:

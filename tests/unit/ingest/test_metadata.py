@@ -20,11 +20,13 @@ POPULATED = {"metadata.populate": "true"}
 
 def batch() -> MessageBatch:
     """Three messages: with all, with nothing, with bytes that are no text."""
-    return replace(
-        messages_of([{"a": 1}, {"a": 2}, {"a": 3}], times=[TIME_MS, -1, TIME_MS]),
+    plain = messages_of([{"a": 1}, {"a": 2}, {"a": 3}], times=[TIME_MS, -1, TIME_MS])
+    around = replace(
+        plain.metadata,
         keys=pa.array([b"k1", None, b"\xff"], pa.binary()),
         headers=((("who", b"old"), ("who", b"me"), ("n", b"7")), (), (("n", b"seven"),)),
     )
+    return replace(plain, metadata=around)
 
 
 COLUMNS = {

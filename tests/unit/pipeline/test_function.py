@@ -11,7 +11,8 @@ from cremant.model.cluster import TableRecord
 from cremant.model.schema import DataType, FieldSpec, FieldType, Schema
 from cremant.model.table import FlushConfig, StreamConfig, TableConfig
 from cremant.model.upsert import NullKeyPolicy, UpsertConfig
-from cremant.pipeline.function import to_block, without_null_keys
+from cremant.pipeline.function import apart_by_key, to_block, with_rejected
+from cremant.pipeline.reports import Account
 
 
 def record(*, nulls: bool = False, null_key: NullKeyPolicy = NullKeyPolicy.REJECT) -> TableRecord:
@@ -42,7 +43,7 @@ def test_a_key_that_a_function_made_null_is_no_default_key(policy: NullKeyPolicy
     made = record(nulls=True, null_key=policy)
     schema = compile_ingest(made.table_schema, made.config).block_schema
     defaults = {field.name: field.default for field in made.table_schema.fields}
-    rows = without_null_keys(handed_on(["a", None, "c"], schema), made)
+    rows, _ = apart_by_key(handed_on(["a", None, "c"], schema), made)
     block = to_block(rows, schema, defaults, "t")
     assert block.column("$offset").to_pylist() == kept
     assert block.column("$isNull.id").to_pylist() == [offset == 1 for offset in kept]
@@ -52,4 +53,10 @@ def test_a_key_that_a_function_made_null_is_no_default_key(policy: NullKeyPolicy
 def test_where_nulls_are_not_stored_a_null_key_is_rejected_all_the_same() -> None:
     made = record()
     schema = compile_ingest(made.table_schema, made.config).block_schema
-    assert without_null_keys(handed_on([None, "b"], schema), made).column("id").to_pylist() == ["b"]
+    kept, keyless = apart_by_key(handed_on([None, "b"], schema), made)
+    assert kept.column("id").to_pylist() == ["b"]
+    account = Account(causes={"tooLong": 1}, timestamp_type="logAppend", rejected_from_ms=5)
+    assert with_rejected(account, keyless) == Account(
+        causes={"tooLong": 1, "nullKey": 1}, timestamp_type="logAppend", rejected_from_ms=1
+    )
+    assert with_rejected(account, keyless.slice(0, 0)) is account
