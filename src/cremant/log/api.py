@@ -163,6 +163,11 @@ class LogReader(Protocol):
         this process has appended, or was told of by `latest`, is there, and what others append is there some ms
         later."""
 
+    @property
+    def answered_s(self) -> float:
+        """When the log last answered, as to this partition or its topic: one that hangs is seen by what this does not
+        do. Of the monotonic clock."""
+
     def seek(self, offset: int) -> None: ...
 
     def close(self) -> None: ...

@@ -7,6 +7,7 @@ Never looks past the committed end. What is before it must be right: anything el
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -120,6 +121,7 @@ class EmbeddedReader:
         self._number = number
         self._gone = gone
         self._position = offset
+        self._answered_s = 0.0
         self._forget()
 
     def _forget(self) -> None:
@@ -137,6 +139,10 @@ class EmbeddedReader:
     def position(self) -> int:
         return self._position
 
+    @property
+    def answered_s(self) -> float:
+        return self._answered_s
+
     def seek(self, offset: int) -> None:
         if offset != self._position:
             self._position = offset
@@ -147,7 +153,9 @@ class EmbeddedReader:
 
     def read(self, *, max_messages: int, max_bytes: int) -> MessageBatch | None:
         try:
+            asked_s = time.monotonic()
             state = self._partition.state()
+            self._answered_s = asked_s
             if self._position < state.earliest:
                 raise OffsetExpired(self._topic, self._number, self._position, state.earliest)
             if self._position >= state.next_offset:

@@ -68,6 +68,7 @@ class KafkaReader:
         self._topic, self._partition = info.name, partition
         self._incarnation = info.incarnation
         self._position = offset
+        self._answered_s = 0.0
         self._log = shared.log
         self._topics = shared.topics
         self._fetcher = shared.fetcher
@@ -78,6 +79,10 @@ class KafkaReader:
     @property
     def position(self) -> int:
         return self._position
+
+    @property
+    def answered_s(self) -> float:
+        return max(self._answered_s, self._topics.answered_s(self._topic))
 
     def seek(self, offset: int) -> None:
         """Fetching begins here: who seeks several readers before the first `read` waits once for all."""
@@ -116,7 +121,7 @@ class KafkaReader:
             if taken is not None:
                 batch, came_s = taken
                 self._topics.confirm(self._topic, self._incarnation, came_s)
-                self._position = batch.next_offset
+                self._position, self._answered_s = batch.next_offset, came_s
                 return batch
             if error is not None:
                 if self._settled(slot, error):
@@ -125,8 +130,10 @@ class KafkaReader:
                 self._topics.glance(self._topic, self._incarnation)
                 return None
             elif ask is _Ask.NOW:
+                asked_s = time.monotonic()
                 try:
                     if self._log.latest(self._topic, self._partition) <= self._position:
+                        self._answered_s = asked_s
                         return None
                 except PeerError as failed:
                     # Messages may come all the same.

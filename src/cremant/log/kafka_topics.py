@@ -68,6 +68,12 @@ class Topics:
             if topic in found and not 0 <= partition < found[topic].partitions:
                 raise no_such_partition(topic, partition, found[topic].partitions)
 
+    def answered_s(self, topic: str) -> float:
+        """When the brokers were last asked for it, and answered; 0.0: never. Of the monotonic clock."""
+        with self._guard:
+            known = self._known.get(topic)
+        return known[1] if known is not None else 0.0
+
     def forget(self, topic: str) -> None:
         with self._guard:
             self._known.pop(topic, None)

@@ -212,6 +212,10 @@ class MemoryReader:
     def position(self) -> int:
         return self._position
 
+    @property
+    def answered_s(self) -> float:
+        return time.monotonic()
+
     def read(self, *, max_messages: int, max_bytes: int) -> MessageBatch | None:
         batch = self._log.read(self._topic, self._incarnation, self._partition, self._position, max_messages, max_bytes)
         if batch is not None:

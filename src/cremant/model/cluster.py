@@ -198,10 +198,11 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """One consuming partition on one server. `first_offset`: oldest row the tail itself still holds.
 
     `state`: waiting (no epoch log yet), catchingUp, consuming, one of BLOCKED, retrying, stopped. `error` is set when
-    it is stopped or retrying. `log_offset`: of the epoch log, the next record to read; `log_end`: where the log ended
-    when it was last read to its end, at `log_read_at_ms` (this server's clock); None: not since the start.
-    `last_indexed_ms`: when a row last became visible. `rejected`: messages of the visible range that became no row
-    because of an error. `at_ms`: the clock of this server when it said so."""
+    it is stopped or retrying. `log_offset`: of the epoch log, the next record to read; `log_first`: where it began to
+    when the process started; `log_end`: where the log ended when it last said so, at `log_read_at_ms` (this server's
+    clock); None: not since the start. `last_indexed_ms`: when a row last became visible. `rejected`: messages that
+    became no row because of an error, in epochs closed since the process started. `at_ms`: the clock of this server
+    when it said so."""
 
     table: str
     incarnation: str
@@ -212,6 +213,7 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     error: str | None = None
     state: str = "consuming"
     log_offset: int = 0
+    log_first: int = 0
     log_end: int | None = None
     log_read_at_ms: int | None = None
     last_indexed_ms: int | None = None

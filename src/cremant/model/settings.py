@@ -26,6 +26,8 @@ SETTINGS: tuple[Setting, ...] = (
             "the deep store, if it has it; peer = other servers. What is left out is not asked."),
     Setting("peer_bytes_per_s", 64 * 1024 * 1024, "bytes/s", "What a server sends to others of its sealed "
             "segments, all transfers together; 0 = no limit."),
+    Setting("catch_up_max_ms", 60_000, "ms", "How long a server that has started, and read all that was in the log "
+            "then, may wait to be fresh before it is asked all the same."),
     Setting("tls_cert", "", "path", "Certificate (PEM, with those between it and the authority) of a server's HTTPS "
             "listener, where others fetch sealed segments; empty = no such listener."),
     Setting("tls_key", "", "path", "Its private key (PEM); empty = in the file of tls_cert."),

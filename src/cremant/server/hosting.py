@@ -31,6 +31,7 @@ from cremant.model.segments import SegmentMetadata
 from cremant.segment.reader import open_segment
 from cremant.segment.tail import SpillQuota
 from cremant.server import updating
+from cremant.server.catching_up import BOUND_MS
 from cremant.server.consuming import Consumer
 from cremant.server.epochs import EpochBoard
 from cremant.server.files import ServerFiles
@@ -57,7 +58,7 @@ class Hosting:
 
     def __init__(
         self, files: ServerFiles, log: Log, *, quota: SpillQuota | None = None, board: EpochBoard | None = None,
-        fsync: bool = False,
+        fsync: bool = False, catch_up_max_ms: int = BOUND_MS,
     ) -> None:  # fmt: skip
         self.instance = ""
         self.tables: dict[str, HostedTable] = {}
@@ -67,6 +68,7 @@ class Hosting:
         self._files = files
         self._log = log
         self._quota = quota or SpillQuota()
+        self._catch_up_max_ms = catch_up_max_ms
         self._consumer = Consumer(log, self.partitions)
         self._view: ClusterView | None = None
         self._abandoned_since_s: dict[tuple[str, str], float] = {}
@@ -110,8 +112,9 @@ class Hosting:
         """Ready once it knows its part and every partition has caught up."""
         if not self.reconciled:
             return False, "server is starting: no cluster view yet"
-        late = [str(p.id) for p in self.partitions() if p.behind and p.state is not PartitionState.STOPPED]
-        return (not late), f"catching up: {', '.join(late[:5])}" if late else ""
+        late = [p for p in self.partitions() if p.behind and p.state is not PartitionState.STOPPED]
+        words = [f"{p.id} ({p.catching_up.progress(p.log_offset)})" for p in late[:5]]
+        return (not late), f"catching up: {', '.join(words)}" if late else ""
 
     def report(self) -> InstanceReport:
         """For heartbeats."""
@@ -187,7 +190,7 @@ class Hosting:
     def _reconcile_table(self, hosted: HostedTable, view: TableView) -> None:
         hosted.update(view.record)
         for reader in hosted.partitions.values():
-            reader.hold_errors(view.record.config.freshness_sla.errors_hold)
+            reader.promise(view.record.config.freshness_sla)
         hosted.rewinds = view.pipeline_record.rewinds
         self._reconcile_segments(hosted, view)
         with hosted.lock:
@@ -250,7 +253,7 @@ class Hosting:
             replay_from = updating.replay_from(hosted, own.partition, self._earliest(own))
         partition = Partition(
             own, start, self._files.tail_directory(own), self._quota, known=known, upsert=upsert,
-            errors_hold=hosted.record.config.freshness_sla.errors_hold, replay_from=replay_from,
+            promise=hosted.record.config.freshness_sla, catch_up_max_ms=self._catch_up_max_ms, replay_from=replay_from,
         )  # fmt: skip
         if upsert is not None:
             partition.on_epoch = partial(self.board.tell, own.incarnation, own.partition)

@@ -60,13 +60,13 @@ def run_server(settings: Settings, *, port: int, name: str | None = None, insecu
     logs = open_logs(settings)
     engine = Engine(threads=settings.query_threads, memory_bytes=settings.query_memory_bytes)
     board = EpochBoard()
-    hosting = Hosting(files, logs.epoch, board=board, fsync=settings.log_fsync == "always")
+    fsync = settings.log_fsync == "always"
+    hosting = Hosting(files, logs.epoch, board=board, fsync=fsync, catch_up_max_ms=settings.catch_up_max_ms)
     member = Member(
         Role.SERVER, settings.data_dir, settings.host, own_port, settings.controller_url, hosting.report,
         tls_port=tls.bound.getsockname()[1] if tls is not None else 0,
     )  # fmt: skip
     store = open_store(settings)
-    fsync = settings.log_fsync == "always"
     reconsumer = Reconsumer(logs.epoch, fsync=fsync)
     fetcher = SegmentFetcher(
         member.id, store, lambda: member.view, fsync=fsync, order=order, reconsumer=reconsumer, authorities=authorities

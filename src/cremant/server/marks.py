@@ -64,7 +64,7 @@ class Marks:
         """Its rows, `rows` of them new, are where queries find them."""
         self.last_indexed_ms = now_ms
         time_ms, source = taken.max_ingestion_ms, taken.timestamp_type
-        if time_ms is None and rows:
+        if time_ms is None and (rows or source == "create"):
             time_ms, source = now_ms, INDEX
         self._advance(next_offset=taken.range.next)
         self._hold(taken.rejected_from_ms)

@@ -6,7 +6,7 @@ Rules (epoch log and freshness designs):
 - `turn` is called by one thread at a time: a bounded read, then the reader's effects in order. It reads without the
   partition's lock: a log that does not answer holds up nobody who looks at the partition, moves it or closes it.
 - The watermark advances only after the rows are in the tail. Whoever needs both reads the watermark first.
-- After a start the partition is *behind* until it has read its log up to the end that it saw at the start.
+- After a start the partition is *behind* until it has caught up (catching_up.py).
 - A rule that does not hold stops the partition for good, with what is visible staying visible and queries on it
   answered `behind`; damaged or unreachable log files are retried with backoff. Nothing is skipped.
 """
@@ -38,10 +38,12 @@ from cremant.log.api import Log, LogReader, MessageBatch, OffsetExpired
 from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
 from cremant.model.limits import MIB
 from cremant.model.offsets import Position, Watermark
+from cremant.model.table import FreshnessSla
 from cremant.model.upsert import UpsertConfig
 from cremant.segment.cuts import Closings
 from cremant.segment.tail import SpillQuota, Tail
 from cremant.segment.tail_versions import PartitionVersions
+from cremant.server.catching_up import BOUND_MS, CatchUp
 from cremant.server.marks import Marks
 from cremant.server.partition_id import NO_ROWS, applied_in_part, check_log
 from cremant.server.partition_id import PartitionId as PartitionId
@@ -60,7 +62,7 @@ TURN_BYTES_MAX = 8 * MIB
 
 class Partition:
     """One (table, partition) on this server. `start`: where its open segment begins in the epoch log; `known`: how far
-    it was visible there. `errors_hold`: see FreshnessSla.
+    it was visible there. `promise`: of its table; `catch_up_max_ms`: see catching_up.py.
 
     `upsert`: of an upsert table, whose rows are taken and updated as their epoch closes. `replay_from`: where the
     oldest versions of its sealed segments were saved; what lies between there and `start` updates those.
@@ -68,8 +70,8 @@ class Partition:
 
     def __init__(
         self, own: PartitionId, start: Position, directory: Path, quota: SpillQuota, *,
-        known: Watermark | None = None, errors_hold: bool = False, upsert: UpsertConfig | None = None,
-        replay_from: Position | None = None,
+        known: Watermark | None = None, promise: FreshnessSla = FreshnessSla(), catch_up_max_ms: int = BOUND_MS,
+        upsert: UpsertConfig | None = None, replay_from: Position | None = None,
     ) -> None:  # fmt: skip
         first = min(start, replay_from or start, key=lambda position: position.log_offset)
         self.id = own
@@ -82,7 +84,7 @@ class Partition:
         self.on_epoch: Callable[[EpochState | None], None] = lambda state: None
         self.state = PartitionState.WAITING
         self.error: str | None = None
-        self.marks = Marks(start, known, errors_hold=errors_hold)
+        self.marks = Marks(start, known, errors_hold=promise.errors_hold)
         self.tail = Tail(directory, start.next_offset, quota)
         #: Of rows that queries see: not before the partition has caught up once.
         self.progress = Progress(-1)
@@ -102,6 +104,7 @@ class Partition:
         self._start = start
         #: Log offset of the record that is being applied.
         self._reading_at = first.log_offset
+        self.catching_up = CatchUp(first.log_offset, fresh_within_ms=promise.max_lag_ms, bound_ms=catch_up_max_ms)
         #: The log no longer has what comes next.
         self._expired = False
         self._machine = PartitionReader(own.partition, first, upsert=upsert is not None)
@@ -111,8 +114,6 @@ class Partition:
         self._told: EpochState | None = None
         #: The turn's own while it reads.
         self._source: LogReader | None = None
-        self._target: int | None = None
-        self._caught_up = False
         self._backoff = Backoff()
         self._retry_at_s = 0.0
 
@@ -120,7 +121,7 @@ class Partition:
     def behind(self) -> bool:
         """Rows that were acknowledged before this process started may not be visible yet; or it is stopped. One that
         had caught up and has trouble with its log now serves what it has, and its watermark says how far that is."""
-        return not self._caught_up or self.state is PartitionState.STOPPED
+        return not self.catching_up.done or self.state is PartitionState.STOPPED
 
     @property
     def lacks_history(self) -> bool:
@@ -174,14 +175,17 @@ class Partition:
             if batch is not None:
                 self._apply_batch(batch, now_ms)
                 self.log_offset = batch.next_offset
+            elif self._source is not None:
+                self.catching_up.found_end(max(self._source.position, self.log_offset), self._source.answered_s)
             self._backoff.reset()
-            self._set_state()
+            self._set_state(now_ms, at_end=batch is None)
             more = batch is not None
         except InvariantViolation as error:
             self._stop(str(error))
             return False
         except (WorldError, PeerError, NotFound) as error:
             self._retry(error)
+            self._look_caught_up(now_ms, at_end=False)
             more = False  # what was applied before is visible
         self._wake_waiting()
         return more
@@ -247,10 +251,10 @@ class Partition:
             self._told = state
             self.on_epoch(state)
 
-    def hold_errors(self, errors_hold: bool) -> None:
+    def promise(self, promise: FreshnessSla) -> None:
         """The table's config may have changed."""
         with self.lock:
-            self.marks.errors_hold(errors_hold)
+            self.marks.errors_hold(promise.errors_hold)
 
     def close(self) -> None:
         with self.lock:
@@ -266,8 +270,9 @@ class Partition:
     def _open(self, log: Log) -> LogReader:
         check_log(log, self.id)
         topic, partition = self.id.topic, self.id.partition
-        if self._target is None:
-            self._target = log.latest(topic, partition)
+        if self.catching_up.goal is None:
+            self.catching_up.goal = log.latest(topic, partition)
+            self.catching_up.found_end(self.catching_up.goal, time.monotonic())
         return log.reader(topic, partition, self.log_offset)
 
     def _apply_batch(self, batch: MessageBatch, now_ms: int) -> None:
@@ -355,14 +360,20 @@ class Partition:
 
     # --- states ---
 
-    def _set_state(self) -> None:
+    def _set_state(self, now_ms: int, *, at_end: bool) -> None:
         self.error = None
-        if self._target is not None and self.log_offset >= self._target:
-            if self.state is not PartitionState.CONSUMING:
-                log_event(_log, "partition has caught up", partition=str(self.id), rows=self.tail.snapshot.rows)
-            self.state, self._caught_up = PartitionState.CONSUMING, True
-        elif self._target is not None:
-            self.state = PartitionState.CATCHING_UP
+        self._look_caught_up(now_ms, at_end=at_end)
+        self.state = PartitionState.CONSUMING if self.catching_up.done else PartitionState.CATCHING_UP
+
+    def _look_caught_up(self, now_ms: int, *, at_end: bool) -> None:
+        fresh_ms = self.visible.freshness_ms
+        lag_ms = max(0, now_ms - fresh_ms) if fresh_ms is not None else None
+        steady_ms = int(time.monotonic() * 1000)
+        if self.catching_up.look(self.log_offset, at_end=at_end, lag_ms=lag_ms, now_ms=steady_ms):
+            log_event(
+                _log, "partition has caught up", partition=str(self.id), rows=self.tail.snapshot.rows,
+                ended_by=self.catching_up.ended_by, lag_ms=lag_ms,
+            )  # fmt: skip
 
     def _stop(self, why: str) -> None:
         self.state = PartitionState.STOPPED

@@ -119,13 +119,13 @@ def tail_report(partition: Partition) -> TailReport:
     """Without `versions`, which take their time to count."""
     # In this order: the rows are then at least as new as the watermark says.
     watermark = partition.visible
-    snapshot = partition.tail.snapshot
+    snapshot, log = partition.tail.snapshot, partition.catching_up
     return TailReport(
         table=partition.id.table, incarnation=partition.id.incarnation, partition=partition.id.partition,
         first_offset=snapshot.first_offset, rows=snapshot.rows, watermark=watermark, state=partition.state_name,
-        error=partition.error, log_offset=partition.log_offset, last_indexed_ms=partition.marks.last_indexed_ms,
-        rejected=partition.marks.rejected,
-        at_ms=int(time.time() * 1000),
+        error=partition.error, log_offset=partition.log_offset, log_first=log.first, log_end=log.end,
+        log_read_at_ms=log.read_at_ms, last_indexed_ms=partition.marks.last_indexed_ms,
+        rejected=partition.marks.rejected, at_ms=int(time.time() * 1000),
     )  # fmt: skip
 
 

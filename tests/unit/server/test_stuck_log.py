@@ -31,6 +31,9 @@ class StuckReader:
             assert self._log.released.wait(20)
         return self._reader.read(**bounds)
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
     def close(self) -> None:
         self._log.closed += 1
         self._reader.close()
