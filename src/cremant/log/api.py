@@ -181,6 +181,11 @@ class Log(Protocol):
     def atomic_appends(self) -> bool:
         """Whether an append of several messages is one."""
 
+    @property
+    def stamped_ahead_ms(self) -> int:
+        """How long before readers can see it a message may have got its timestamp, where `bounds` cannot tell; who
+        says how far the stream went at a time takes that much off it."""
+
     def create_topic(self, topic: str, partitions: int) -> TopicInfo:
         """Raises AlreadyExists."""
 

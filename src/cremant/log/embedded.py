@@ -71,6 +71,7 @@ class EmbeddedLog:
     """Implements `cremant.log.api.Log` on a directory that any number of processes of one machine share."""
 
     atomic_appends = True
+    stamped_ahead_ms = 0
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ from cremant.log.kafka_reader import KafkaReader, Shared
 from cremant.log.kafka_topics import Topics
 from cremant.log.kafka_wait import Waiter
 from cremant.model.errors import Conflict, NotFound, PeerError
-from cremant.model.limits import KAFKA_APPEND_DEADLINE_MS, KAFKA_DEADLINE_MS, MIB
+from cremant.model.limits import KAFKA_APPEND_DEADLINE_MS, KAFKA_DEADLINE_MS, KAFKA_STAMPED_AHEAD_MS, MIB
 from cremant.model.names import is_epoch_topic
 
 #: Trimmed epoch logs leave the disk by files of this size.
@@ -47,6 +47,7 @@ class KafkaLog:
     that of topics created here, 0 = the brokers' default. Raises InvalidConfig."""
 
     atomic_appends = False
+    stamped_ahead_ms = KAFKA_STAMPED_AHEAD_MS
 
     def __init__(
         self,

@@ -63,6 +63,7 @@ class MemoryLog:
     """Implements `cremant.log.api.Log`. `clock` answers the wall time in ms."""
 
     atomic_appends = True
+    stamped_ahead_ms = 0
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock

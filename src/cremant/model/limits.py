@@ -45,6 +45,9 @@ KAFKA_BUFFER_BYTES = 32 * MIB
 KAFKA_IDLE_MS = 1_000
 #: How long after a topic was re-created its readers may find out, where offsets do not show it before.
 KAFKA_TOPIC_CHECK_MS = 1_000
+#: A leader stamps a message and shows it once its replicas have it, some ms later (an open transaction: much later),
+#: and its clock is not ours. Not a proof, but more than what a healthy cluster takes.
+KAFKA_STAMPED_AHEAD_MS = 20
 #: Kafka logs of streams that nobody uses now, kept open for the next question: each is some five threads and as many
 #: connections; most clusters have one or two.
 KAFKA_UNUSED_LOGS_MAX = 4

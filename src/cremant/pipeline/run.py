@@ -28,6 +28,7 @@ from cremant.model.table import ExpiredOffsets
 from cremant.pipeline.checkpoint import read_plan
 from cremant.pipeline.closer import Closer
 from cremant.pipeline.coordinator import Companion, companion_for, coordinate, new_companion
+from cremant.pipeline.ends import time_before
 from cremant.pipeline.function import apply_function, load_function
 from cremant.pipeline.plan import Wanted
 from cremant.pipeline.progress import Progress
@@ -201,7 +202,7 @@ class Run:
         (heartbeat). Raises PeerError if the stream cannot be asked."""
         closed, progress = self._closer.ends, self._totals.progress
         with progress.asking(f"the end of topic {self.spec.topic}"):
-            at_ms = time.time_ns() // 1_000_000
+            at_ms = time_before(self._stream)
             bounds = self._stream.bounds(self.spec.topic, range(len(closed)))
         ends = tuple(bound.latest for bound in bounds)
         progress.read(ends, at_ms)

@@ -25,7 +25,7 @@ from cremant.model.errors import InvalidConfig, InvariantViolation, NotFound, Un
 from cremant.model.limits import EPOCH_ROWS_MAX
 from cremant.model.offsets import OffsetRange
 from cremant.pipeline import worker
-from cremant.pipeline.ends import asked_again
+from cremant.pipeline.ends import asked_again, time_before
 from cremant.pipeline.plan import (
     UNPROVEN,
     EpochPlan,
@@ -142,7 +142,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         stream, topic, wanted = worker.stream_of(self._spec), self._spec.topic, self._wanted.read()
         self._look(len(wanted.starts))
         # Time first, then the ends: what was in the stream at that time is below them, unless an append is under way.
-        at_ms = time.time_ns() // 1_000_000
+        at_ms = time_before(stream)
         try:
             bounds = asked_again(
                 lambda: stream.bounds(topic, range(len(wanted.starts))),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,20 @@ def test_a_leader_that_does_not_know_the_end_yet_is_asked_again(
     stream.times = 10**9
     with pytest.raises(InvariantViolation, match="E-2: the stream ends at 12, an epoch was planned up to 60"):
         list(ingest_share(spec, Share(0, 0, 0, 60), 1))
+    logs.close()
+
+
+def test_a_log_that_shows_messages_late_is_believed_for_the_time_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a plan says was in the stream at its time had to be visible by then."""
+    logs, spec = forty_messages(tmp_path)
+    stream = Forgetful(logs.embedded, 0)
+    stream.stamped_ahead_ms = 60_000
+    monkeypatch.setattr("cremant.pipeline.worker.stream_of", lambda spec: stream)
+    now_ms = time.time_ns() // 1_000_000
+    after = EpochPlan.from_offset(StreamReader(spec).latestOffset(plan_up_to(0, spec).to_offset(), ReadMaxRows(9)))
+    assert now_ms - 60_000 <= after.at_ms <= time.time_ns() // 1_000_000 - 60_000
     logs.close()
 
 
