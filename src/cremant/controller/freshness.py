@@ -11,6 +11,7 @@ import threading
 from dataclasses import dataclass
 
 from cremant.cluster.freshness import Observed, freshness_of_table
+from cremant.cluster.moves import Moves
 from cremant.cluster.stages import SILENT_AFTER_MS
 from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
@@ -53,8 +54,7 @@ class FreshnessBoard:
         self._guard = threading.Lock()
         self._ends: dict[str, Ends] = {}
         self._looking: dict[str, threading.Lock] = {}
-        #: (incarnation, partition, server) -> visible offset, and when it was first seen.
-        self._moved: dict[tuple[str, int, str], tuple[int, int]] = {}
+        self._moves = Moves()
 
     def of(self, table: TableView, *, look: bool = True) -> TableFreshness:
         """`look`: asks the stream where it ends."""
@@ -66,6 +66,8 @@ class FreshnessBoard:
         for name, (said, _) in heard.items():
             for tail in said:
                 tails.setdefault(tail.partition, {})[name] = tail
+        with self._guard:
+            moved_ms = self._moves.look(record.incarnation, tails, now_ms)
         alive = {name for name in heard if self._instances.is_alive(name)}
         return freshness_of_table(
             Observed(
@@ -82,7 +84,7 @@ class FreshnessBoard:
                 live=alive,
                 upstream=self._upstream(table, ends),
                 ends_read_ms=ends.read_ms,
-                moved_ms=self._moves(record.incarnation, tails, now_ms),
+                moved_ms=moved_ms,
                 observer=self._name,
             )
         )
@@ -120,23 +122,6 @@ class FreshnessBoard:
             return Ends({}, self._clock.now_ms(), str(error))
         return Ends(offsets, began_ms)
 
-    def _moves(
-        self, incarnation: str, tails: dict[int, dict[str, TailReport]], now_ms: int
-    ) -> dict[tuple[int, str], int]:
-        """When each replica was last seen to be further than before; not of those seen for the first time."""
-        moved: dict[tuple[int, str], int] = {}
-        with self._guard:
-            for partition, said_of in tails.items():
-                for name, tail in said_of.items():
-                    key, offset = (incarnation, partition, name), tail.watermark.next_offset
-                    before, since_ms = self._moved.get(key, (offset, 0))
-                    if offset != before:
-                        since_ms = now_ms
-                    self._moved[key] = (offset, since_ms)
-                    if since_ms:
-                        moved[partition, name] = since_ms
-        return moved
-
     def _forget(self) -> None:
         """Of tables that are gone."""
         with self._catalog.lock:
@@ -144,7 +129,7 @@ class FreshnessBoard:
         with self._guard:
             self._ends = {name: ends for name, ends in self._ends.items() if name in alive}
             self._looking = {name: lock for name, lock in self._looking.items() if name in alive}
-            self._moved = {key: value for key, value in self._moved.items() if key[0] in alive}
+            self._moves.keep(alive)
 
     def all(self) -> dict[str, TableFreshness]:
         """Of every table, for metrics: nobody is asked."""

@@ -25,6 +25,7 @@ from sqlglot.tokens import Tokenizer
 from cremant.model.errors import QueryError
 from cremant.model.limits import QUERY_TEXT_CHARS_MAX, QUERY_WORDS_MAX
 from cremant.model.query_codes import QueryCode
+from cremant.sql.ir import Explain
 
 
 class PinotTokenizer(Tokenizer):
@@ -137,12 +138,12 @@ def _is_text(token: Token) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One query of a text. `tree` is sqlglot's; `options` are those of the text, keys as written. `explain`: the text
-    began with EXPLAIN PLAN FOR."""
+    """One query of a text. `tree` is sqlglot's; `options` are those of the text, keys as written. `explain`: what the
+    text asks of it by beginning with EXPLAIN."""
 
     tree: Any
     options: dict[str, str]
-    explain: bool = False
+    explain: Explain | None = None
 
 
 _dialect = Pinot()
@@ -265,7 +266,7 @@ def _parse(text: str) -> Statement:
     if len(queries) > 1:
         raise parsing_error(text, "only one query per request", hint="send the queries one by one")
     tokens, options = _without_option_clause(text, queries[0])
-    tokens, explain = _without_explain(tokens)
+    tokens, explain = _without_explain(text, tokens)
     if not tokens or tokens[0].token_type not in (TokenType.SELECT, TokenType.L_PAREN, TokenType.WITH):
         first = tokens[0].text.split()[0].upper() if tokens and tokens[0].text.split() else ""
         what = "Non-query expression encountered in illegal context"
@@ -294,13 +295,20 @@ def tokens_of(text: str) -> list[Token]:
     return tokens
 
 
-def _without_explain(tokens: list[Token]) -> tuple[list[Token], bool]:
-    """Cuts EXPLAIN PLAN [WITH|WITHOUT IMPLEMENTATION] FOR off."""
+def _without_explain(text: str, tokens: list[Token]) -> tuple[list[Token], Explain | None]:
+    """Cuts EXPLAIN PLAN [WITH|WITHOUT IMPLEMENTATION] FOR, or EXPLAIN FRESHNESS FOR, off."""
     words = [token.text.upper() for token in tokens[:5]]
+    if words[:2] == ["EXPLAIN", "FRESHNESS"]:
+        if words[2:3] != ["FOR"] or len(tokens) == 3:
+            raise parsing_error(text, "expected EXPLAIN FRESHNESS FOR and a SELECT")
+        return tokens[3:], Explain.FRESHNESS
     for length in (3, 5):
         if words[:2] == ["EXPLAIN", "PLAN"] and words[length - 1 : length] == ["FOR"]:
-            return tokens[length:], True
-    return tokens, False
+            return tokens[length:], Explain.PLAN
+    if words[:1] == ["EXPLAIN"] and len(words) > 1:
+        found = " ".join(token.text for token in tokens[1:3])
+        raise parsing_error(text, f"EXPLAIN is followed by PLAN FOR or FRESHNESS FOR, and a SELECT; found {found!r}")
+    return tokens, None
 
 
 def _statements(tokens: Sequence[Token]) -> list[list[Token]]:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EXPLAIN PLAN FOR: Pinot's rows (Operator, Operator_Id, Parent_Id) for a query of one table.
+"""EXPLAIN PLAN FOR: Pinot's rows (Operator, Operator_Id, Parent_Id) for a query of one table; and the columns of
+EXPLAIN FRESHNESS FOR, whose rows the broker makes (broker/watch.py).
 
 Planned at the broker, nothing is executed. The rows say what the query asks of a segment; which index serves a filter
 is decided per segment when it runs, so filters are shown as scans. `{segments}` stands for what only the view knows.
@@ -16,6 +17,11 @@ from cremant.sql.plan import ResultColumn, Shape
 Row = tuple[str, int, int]
 
 COLUMNS = (ResultColumn("Operator", "STRING"), ResultColumn("Operator_Id", "INT"), ResultColumn("Parent_Id", "INT"))
+#: One row per partition and stage that holds it back, the worst first, after a row for all of it.
+FRESHNESS_COLUMNS = (
+    ResultColumn("Partition", "INT"), ResultColumn("Replica", "STRING"), ResultColumn("Stage", "STRING"),
+    ResultColumn("LagMs", "LONG"), ResultColumn("State", "STRING"), ResultColumn("Reason", "STRING"),
+)  # fmt: skip
 LITERALS: tuple[Row, ...] = (("BROKER_EVALUATE", 0, -1),)
 _OPERATORS = {
     "equals": ("EQ", "="), "not_equals": ("NOT_EQ", "!="), "greater_than": ("RANGE", ">"),

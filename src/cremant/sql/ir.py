@@ -11,7 +11,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from typing import TypeAlias
+
+
+class Explain(StrEnum):
+    """What EXPLAIN asks for: `PLAN`, or what holds the answer's freshness back."""
+
+    PLAN = "PLAN"
+    FRESHNESS = "FRESHNESS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +78,7 @@ class Order:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """`limit` None: not given. `table` None: literals only. Aliases and ordinals are still unresolved.
-    `explain`: the plan is wanted, not the answer."""
+    `explain`: not the answer is wanted, but this of it."""
 
     items: tuple[Item, ...]
     distinct: bool
@@ -81,7 +89,7 @@ class Query:
     order_by: tuple[Order, ...]
     limit: int | None
     offset: int
-    explain: bool = False
+    explain: Explain | None = None
 
 
 _SYMBOLS = {

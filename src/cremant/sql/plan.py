@@ -38,6 +38,7 @@ class Plan:
     `paged`: `reduce_sql` applies limit and offset itself; otherwise its result is sliced like that, too.
     The i-th column of the reduced table is `result[i]`.
     `explain`: set for EXPLAIN PLAN FOR; the answer is these rows (see explain.py), nobody runs the query.
+    `explains_freshness`: EXPLAIN FRESHNESS FOR; the answer says what holds the query's partitions back.
     """
 
     shape: Shape
@@ -54,3 +55,4 @@ class Plan:
     literals: tuple[Any, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     explain: tuple[tuple[str, int, int], ...] | None = None
+    explains_freshness: bool = False

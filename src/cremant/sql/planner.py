@@ -24,7 +24,20 @@ from cremant.sql.binder import Binder, Scope, TableInfo, did_you_mean, fold_time
 from cremant.sql.bound import Bound
 from cremant.sql.dialect import check_characters, json_options, parse, parsing_error
 from cremant.sql.fold import fold_constants
-from cremant.sql.ir import Call, Column, Expr, Item, Literal, Order, Ordinal, Query, Star, canonical, substitute
+from cremant.sql.ir import (
+    Call,
+    Column,
+    Explain,
+    Expr,
+    Item,
+    Literal,
+    Order,
+    Ordinal,
+    Query,
+    Star,
+    canonical,
+    substitute,
+)
 from cremant.sql.lower import lower
 from cremant.sql.normalize import check_size, merge_equals
 from cremant.sql.plan import Plan, ResultColumn, Shape
@@ -161,6 +174,11 @@ def _plan_literals(query: Query, options: dict[str, str], table: TableInfo | Non
     result = _result(names, bounds)
     columns = ", ".join(f"{bound.sql} AS c{index}" for index, bound in enumerate(bounds))
     values = [bound.literal if _is_json(bound) else None for bound in bounds]
+    if query.explain is Explain.FRESHNESS:
+        raise QueryError(
+            QueryCode.QUERY_VALIDATION, "QueryValidationError: EXPLAIN FRESHNESS: the query reads no table",
+            hint="literals are always fresh: explain a query that selects columns or aggregates",
+        )  # fmt: skip
     if query.explain:
         result = explain.COLUMNS
     return Plan(
@@ -211,7 +229,7 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
     prune = prune_terms(where, scope)
     columns = tuple(scope.used)
     rows = None
-    if query.explain:
+    if query.explain is Explain.PLAN:
         aggregations = aggregate_calls([*exprs, *([having] if having is not None else [])])
         asked = explain.Asked(
             shape=shape, exprs=exprs, aggregations=aggregations, keys=keys, where=where, having=having, orders=orders,
@@ -225,9 +243,13 @@ def _plan_table(query: Query, options: dict[str, str], table: TableInfo) -> Plan
     return Plan(
         shape=shape, table=table.name, server_sql=phases.server_sql, reduce_sql=phases.reduce_sql,
         paged=phases.paged, columns=columns, limit=limit,
-        result=explain.COLUMNS if query.explain else _result(names, phases.results),
+        result=_EXPLAINED[query.explain] if query.explain else _result(names, phases.results),
         offset=query.offset, prune=prune, shortcut=shortcut, options=options, explain=rows,
+        explains_freshness=query.explain is Explain.FRESHNESS,
     )  # fmt: skip
+
+
+_EXPLAINED = {Explain.PLAN: explain.COLUMNS, Explain.FRESHNESS: explain.FRESHNESS_COLUMNS}
 
 
 def _shape(query: Query, exprs: list[Expr], having: Expr | None, orders: list[Order]) -> Shape:
