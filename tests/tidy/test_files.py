@@ -117,6 +117,7 @@ SLEEPS = {
     "src/cremant/cli/supervisor.py": "ticks of a loop that ends by a deadline or a signal",
     "src/cremant/cli/table_epochs.py": "polls the controller for the end of a rebuild, until --wait is over",
     "src/cremant/controller/tables.py": "polls for servers until servers_grace_ms",
+    "src/cremant/log/embedded_partition.py": "an append under way, until SETTLE_S of who asks",
     "src/cremant/log/embedded_state.py": "a lock, until LOCK_TIMEOUT_S",
     "src/cremant/log/embedded_wait.py": "the nap of a wait with a timeout, never longer than what is left of it",
     "src/cremant/log/kafka_admin.py": "asks again until its deadline",

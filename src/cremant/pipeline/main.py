@@ -144,6 +144,14 @@ class PipelineMetrics(Collector):
             for cause, count in sorted(query.totals.rejected.items()):
                 causes.add_metric([cause], float(count))
         yield causes
+        phases = GaugeMetricFamily(
+            "cremant_pipeline_phase_ms", "Where a batch of lately spent its time, by Spark's names.",
+            labels=["table", "phase"],
+        )  # fmt: skip
+        for query in self._supervisor.queries():
+            for phase, spent_ms in sorted(query.totals.phases_ms.items()):
+                phases.add_metric([query.table, phase], float(spent_ms))
+        yield phases
 
 
 def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False, standby: bool = False) -> None:

@@ -63,6 +63,8 @@ class Totals:
         self.filtered = 0
         self.rejected: Counter[str] = Counter()
         self.batch_ms = 0
+        #: Where the last batch that was looked at spent its ms, by Spark's names of its phases.
+        self.phases_ms: dict[str, int] = {}
         #: The key coordinator's state after the last epoch: keys, and bytes of its files. None: not known, or none.
         self.keys: int | None = None
         self.state_bytes: int | None = None
@@ -198,18 +200,23 @@ class Run:
             self._want(hold=False)
 
     def look(self) -> int:
-        """Offsets of the stream that are not in a closed epoch yet. If there is none, says how far the stream went
+        """Offsets of the stream that are not in a closed epoch yet. Where there is none, says how far the stream went
         (heartbeat). Raises PeerError if the stream cannot be asked."""
         closed, progress = self._closer.ends, self._totals.progress
         with progress.asking(f"the end of topic {self.spec.topic}"):
             at_ms = time_before(self._stream)
             bounds = self._stream.bounds(self.spec.topic, range(len(closed)))
-        ends = tuple(bound.latest for bound in bounds)
-        progress.read(ends, at_ms)
-        settled = ends == closed and all(bound.settled for bound in bounds)
-        if settled and not self._in_batch.is_set() and self._closer.heartbeat(ends, at_ms):
-            progress.caught_up(at_ms)
-        return sum(max(0, end - done) for end, done in zip(ends, closed, strict=True))
+        self._look_at_phases()
+        progress.read([bound.latest for bound in bounds], at_ms)
+        # An append under way counts: where there is one, nobody is caught up.
+        ends = tuple(bound.latest if bound.settled else bound.latest + 1 for bound in bounds)
+        progress.caught_up(self._closer.heartbeat(ends, at_ms), at_ms)
+        return sum(max(0, bound.latest - done) for bound, done in zip(bounds, closed, strict=True))
+
+    def _look_at_phases(self) -> None:
+        last = self._query.lastProgress if self._query is not None else None
+        if last is not None:
+            self._totals.phases_ms = dict(last["durationMs"])
 
     def stop(self) -> None:
         """Ends the query after the epoch in flight, or within PIPELINE_STOP_MS whatever it does."""
