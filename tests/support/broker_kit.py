@@ -4,6 +4,7 @@ ServerQuery with the real engine from rows held in memory. What a server may do 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -48,6 +49,7 @@ from cremant.server.query import pack, pack_rows
 from cremant.shell.app import RunningServer, listen, make_app, serve, url_of
 from cremant.wire.codec import decode, encode
 from cremant.wire.messages import PartitionAnswer, ServerAnswer, ServerQuery
+from cremant.wire.watermarks import WatermarksReply, WatermarksRequest
 
 START_MS = 1_700_000_000_000
 PARTITIONS = 2
@@ -107,6 +109,11 @@ class Behaviour:
     lost_until_s: float = 0.0
     reply: bytes | None = None
     asked: list[ServerQuery] = field(default_factory=list)
+    #: Partition -> watermark, in place of what its rows say.
+    marks: dict[int, Watermark] = field(default_factory=dict)
+    #: When it was asked how far it is; it does not answer (HTTP 500) while `mute`.
+    marks_asked: list[WatermarksRequest] = field(default_factory=list)
+    mute: bool = False
     #: What it has closed, if the table is an upsert table.
     board: EpochBoard = field(default_factory=EpochBoard)
     cancelled: list[str] = field(default_factory=list)
@@ -147,17 +154,11 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
         )  # fmt: skip
     except QueryError as error:
         return ServerAnswer(instance=name, error_code=error.code, error=str(error)), None
+    marks = {tail.partition: mark_of(kit, name, tail.partition) for tail in wanted}
     partitions = tuple(
-        PartitionAnswer(
-            partition=tail.partition,
-            covered=OffsetRange(0, kit.rows[tail.partition].num_rows),
-            watermark=Watermark(
-                next_offset=kit.rows[tail.partition].num_rows, epoch=5 + tail.partition,
-                max_ingestion_ms=START_MS + 199_000, caught_up_at_ms=kit.caught_up_at_ms[tail.partition],
-            ),
-        )
-        for tail in wanted
-    )  # fmt: skip
+        PartitionAnswer(partition=number, covered=OffsetRange(0, mark.next_offset), watermark=mark)
+        for number, mark in marks.items()
+    )
     header = ServerAnswer(
         instance=name, partitions=partitions, docs_total=result.stats.rows_scanned,
         behind_partitions=tuple(tail.partition for tail in query.tails) if behaviour.behind else late,
@@ -166,6 +167,23 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
         segments_matched=len(pieces),
     )  # fmt: skip
     return header, result.table
+
+
+def mark_of(kit: Kit, name: str, partition: int) -> Watermark:
+    """How far a server is visible."""
+    rows = kit.rows[partition].num_rows
+    usual = Watermark(
+        next_offset=rows, epoch=5 + partition, max_ingestion_ms=START_MS + 199_000,
+        caught_up_at_ms=kit.caught_up_at_ms[partition],
+    )  # fmt: skip
+    return kit.servers[name].marks.get(partition, usual)
+
+
+def _reached(kit: Kit, name: str, asked: WatermarksRequest) -> bool:
+    marks = {one: mark_of(kit, name, one.partition) for one in asked.wanted}
+    return all(
+        mark.next_offset >= one.offset and (mark.freshness_ms or 0) >= one.fresh_ms for one, mark in marks.items()
+    )
 
 
 def _piece(partition: int, rows: pa.RecordBatch, cut: Cut | None) -> Piece:
@@ -287,6 +305,24 @@ def _server_app(name: str, kit: Kit, engine: Engine) -> Any:
         request.state.body = await request.body()
         return await anyio.to_thread.run_sync(query, request)
 
+    async def watermarks(request: Request) -> Response:
+        behaviour = kit.servers[name]
+        asked = decode(await request.body(), WatermarksRequest)
+        behaviour.marks_asked.append(asked)
+        ends_s = time.monotonic() + asked.timeout_ms / 1000
+        while time.monotonic() < ends_s and not (behaviour.mute or _reached(kit, name, asked)):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        if behaviour.mute:
+            return Response(b"on purpose", 500)
+        tails = tuple(
+            TailReport(
+                table="gold", incarnation="abc", partition=one.partition, first_offset=0, rows=0,
+                watermark=mark_of(kit, name, one.partition),
+            )
+            for one in asked.wanted
+        )  # fmt: skip
+        return Response(encode(WatermarksReply(instance=name, tails=tails)), media_type="application/json")
+
     async def cancel(request: Request) -> Response:
         kit.servers[name].cancelled.append(request.path_params["id"])
         return Response(b"")
@@ -301,6 +337,7 @@ def _server_app(name: str, kit: Kit, engine: Engine) -> Any:
 
     routes = [
         Route("/internal/v1/epochs", epochs),
+        Route("/internal/v1/watermarks", watermarks, methods=["POST"]),
         Route("/health/liveness", liveness),
         Route("/internal/v1/query", endpoint, methods=["POST"]),
         Route("/internal/v1/query/{id}", cancel, methods=["DELETE"]),

@@ -106,9 +106,10 @@ class Epochs:
             except TimeoutError:
                 return
 
-    def marks(self, table: TableView, options: dict[str, str]) -> Callable[[], Marks]:
-        """What a query of an upsert table begins with, whenever it does. Raises QueryError 700 for an epoch or a token
-        that was taken back, UserError for an epoch that is none."""
+    def marks(self, table: TableView, options: dict[str, str], least: int = 0) -> Callable[[], Marks]:
+        """What a query of an upsert table begins with, whenever it does. `least`: the epoch that its demand for
+        freshness comes to. Raises QueryError 700 for an epoch or a token that was taken back, UserError for an epoch
+        that is none."""
         incarnation, rewinds = table.record.incarnation, table.pipeline_record.rewinds
         as_of = as_of_epoch(options)
         token = options.get("notbefore")
@@ -128,6 +129,6 @@ class Epochs:
             )
         visibility = visibility_of(options)
         return lambda: self.low.marks(
-            incarnation, rewinds, not_before=not_before, as_of=as_of, visibility=visibility,
+            incarnation, rewinds, not_before=max(not_before, least), as_of=as_of, visibility=visibility,
             keyed_from=table.pipeline_record.keyed_from or 0,
         )  # fmt: skip

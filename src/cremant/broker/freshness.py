@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fresh an answer is, from the watermarks that came with it (design: freshness.md). Pure.
 
-The minimum over the partitions the query needed. A partition that nobody answered for, or whose watermark proves
-nothing, makes the whole unknown: an answer never looks fresh because the living partitions are.
+The minimum over the partitions the query needed. A partition of which some part was not answered, or whose watermark
+proves nothing, makes the whole unknown: an answer never looks fresh because the living partitions are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from cremant.broker.demand import NO_MARKS
 from cremant.broker.response import Freshness
 from cremant.broker.tokens import read_token
+from cremant.cluster.gather import Gather
+from cremant.cluster.shown import Mark
 from cremant.model.cluster import TableRecord
-from cremant.wire.messages import ServerAnswer
+from cremant.wire.messages import PartitionAnswer, ServerAnswer
 
 #: From least to most that a timestamp proves: own clock at indexing, producer's clock, the log's clock at append.
 _SOURCES = ("index", "create", "logAppend")
@@ -20,11 +24,14 @@ _SOURCES = ("index", "create", "logAppend")
 
 def freshness_of(
     answers: Sequence[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int],
-    cut: int | None = None,
+    cut: int | None = None, proofs: Mapping[int, Mark] = NO_MARKS, unanswered: Collection[int] = (),
 ) -> Freshness:  # fmt: skip
-    """`floors`: of the query's `notBefore`. `cut`: the epoch of the answer, upsert tables; it is all of its token."""
+    """`floors`: of the query's `notBefore`. `cut`: the epoch of the answer, upsert tables; it is all of its token.
+    `proofs`: what is known of the stream besides; it counts where the answer shows as much. `unanswered`: partitions of
+    which something is missing."""
     tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
-    result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(tails))
+    complete = tails if not unanswered else {number: tail for number, tail in tails.items() if number not in unanswered}
+    result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(complete))
     if cut is not None and answers:  # an epoch of which nothing was shown may never come
         result.epoch, result.read_token = cut, read_token(record, cut, (), floors)
     if not tails:
@@ -33,8 +40,9 @@ def freshness_of(
     events = [mark.max_ingestion_ms for mark in watermarks if mark.max_ingestion_ms is not None]
     result.newest_event_ms = max(events, default=None)
     result.source = min((mark.source for mark in watermarks), key=_strength)
-    known = [mark.freshness_ms for mark in watermarks]
-    if len(tails) == partitions_expected and all(value is not None for value in known):
+    result.partitions = {number: _mark(tail, cut, proofs.get(number)) for number, tail in complete.items()}
+    known = [mark.fresh_ms for mark in result.partitions.values()]
+    if len(complete) == partitions_expected and None not in known:
         result.fresh_ms = min(value for value in known if value is not None)
     if cut is None:
         result.epoch = min(mark.epoch for mark in watermarks)
@@ -42,5 +50,41 @@ def freshness_of(
     return result
 
 
+def _mark(tail: PartitionAnswer, cut: int | None, proof: Mark | None) -> Mark:
+    watermark = tail.watermark
+    offset, epoch = (tail.covered.next, watermark.epoch) if cut is None else (watermark.next_offset, cut)
+    fresh_ms = watermark.freshness_ms
+    if proof is not None and (offset >= proof.offset if cut is None else cut >= proof.epoch):
+        return Mark(max(offset, proof.offset), epoch, max(fresh_ms or 0, proof.fresh_ms or 0) or None)
+    return Mark(offset, epoch, fresh_ms)
+
+
 def _strength(source: str) -> int:
     return _SOURCES.index(source) if source in _SOURCES else 0
+
+
+def provenance_of(gather: Gather) -> list[dict[str, Any]]:
+    """Where the rows of each partition came from (`includeProvenance`): the consuming part with what it shows, and how
+    many sealed segments, replica by replica."""
+    found: list[dict[str, Any]] = []
+    for answer, arrival in gather.answers:
+        for tail in answer.partitions:
+            mark = tail.watermark
+            found.append(
+                {
+                    "partition": tail.partition, "origin": "consuming", "replica": arrival.server, "segments": 1,
+                    "fromOffset": tail.covered.first, "nextOffset": tail.covered.next, "epoch": mark.epoch,
+                    "freshnessTimeMs": mark.freshness_ms, "maxIngestionTimeMs": mark.max_ingestion_ms,
+                    "caughtUpTimeMs": mark.caught_up_at_ms, "freshnessSource": mark.source,
+                }
+            )  # fmt: skip
+    sealed: dict[tuple[int, str], int] = {}
+    for server, parts in gather.settled:
+        for part in parts:
+            if part.segment:
+                sealed[part.partition, server] = sealed.get((part.partition, server), 0) + 1
+    found += [
+        {"partition": partition, "origin": "sealed", "replica": server, "segments": count}
+        for (partition, server), count in sealed.items()
+    ]
+    return sorted(found, key=lambda one: (one["partition"], one["origin"], one["replica"]))

@@ -38,6 +38,23 @@ class BrokerMetrics:
             f"{_PREFIX}freshnessUnknown", "Queries on consuming partitions whose freshness is not known.", ["table"],
             registry=registry,
         )  # fmt: skip
+        self._violations = Counter(
+            f"{_PREFIX}freshnessSlaViolations", "Answers that did not keep what their table promises.", ["table"],
+            registry=registry,
+        )  # fmt: skip
+        self._stale = Counter(
+            f"{_PREFIX}staleQueries",
+            "Queries whose data was not as fresh as they demanded: waited (then answered), refused, partial (flagged).",
+            ["table", "outcome"],
+            registry=registry,
+        )
+        self._waited_ms = Histogram(
+            f"{_PREFIX}freshnessWaitMs",
+            "Time that queries waited for fresh data.",
+            ["table"],
+            buckets=_LATENCY_MS,
+            registry=registry,
+        )
         self.view_version = Gauge(f"{_PREFIX}viewVersion", "Version of the cluster view in force.", registry=registry)
 
     def query_answered(self, response: BrokerResponse) -> None:
@@ -50,11 +67,17 @@ class BrokerMetrics:
         if not response.tables or not response.freshness.partitions_expected:
             return
         table = f"{response.tables[0]}_REALTIME"
-        fresh_ms = response.freshness.fresh_ms
-        if fresh_ms is None:
+        lag_ms = response.lag_ms
+        if lag_ms is None:
             self._unknown.labels(table).inc()
         else:
-            self._freshness_ms.labels(table).observe(max(0, response.now_ms - fresh_ms))
+            self._freshness_ms.labels(table).observe(lag_ms)
+        if response.sla_violated:
+            self._violations.labels(table).inc()
+        if response.stale is not None:
+            self._stale.labels(table, response.stale).inc()
+        if response.waited_ms:
+            self._waited_ms.labels(table).observe(response.waited_ms)
 
 
 class NetworkMetrics(Collector):
@@ -72,4 +95,7 @@ class NetworkMetrics(Collector):
         yield GaugeMetricFamily(f"{_PREFIX}queriesRunning", "Queries under way.", len(self._queries.running))
         yield GaugeMetricFamily(
             f"{_PREFIX}queriesWaiting", "Of these, waiting for their turn.", self._queries.admission.waiting
+        )
+        yield GaugeMetricFamily(
+            f"{_PREFIX}queriesAwaitingRows", "Of these, waiting for fresh data.", self._queries.marks.waiting.total()
         )

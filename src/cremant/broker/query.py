@@ -17,32 +17,26 @@ import itertools
 import logging
 import time
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from cremant.broker.epochs import Epochs
-from cremant.broker.freshness import freshness_of
-from cremant.broker.options import (
-    answer_bytes_max,
-    as_of_epoch,
-    server_answer_bytes_max,
-    timeout_ms,
-    wishes_of,
-)
+from cremant.broker.asking import Asking, Errands
+from cremant.broker.demand import NOTHING_SETTLED, Settled, demand_of
+from cremant.broker.fresh import answer_fresh
+from cremant.broker.freshness import provenance_of
+from cremant.broker.options import answer_bytes_max, server_answer_bytes_max, timeout_ms
 from cremant.broker.response import BrokerResponse, Result
 from cremant.broker.results import encoded, explain, page
 from cremant.broker.room import Admission, Room
-from cremant.broker.scatter import Errand, Network
 from cremant.broker.tables import stores_nulls, table_info
 from cremant.broker.trace import trace_info
-from cremant.cluster.gather import Gather
 from cremant.cluster.gather_messages import QueryException
-from cremant.cluster.routing import Routes, Wishes
+from cremant.cluster.routing import Routes
 from cremant.exec.engine import Engine
 from cremant.exec.stop import Stop
 from cremant.model.cluster import ClusterView, TableView
@@ -57,7 +51,6 @@ from cremant.model.limits import (
 )
 from cremant.model.query_codes import QueryCode
 from cremant.segment.layout import scan_schema
-from cremant.shell.backoff import Backoff
 from cremant.sql.plan import Plan
 from cremant.sql.planner import Planner, flag
 from cremant.wire.messages import ServerAnswer
@@ -72,10 +65,6 @@ _INLINE_ROWS_MAX = 100
 #: Time to reduce what arrived after the time of the query was spent on waiting for the rest; and, for what cannot be
 #: stopped by a deadline of its own (planning, encoding), before it is given up.
 _GRACE_S = 1.0
-#: Cuts that a query of an upsert table tries, another one if servers have let go of the one before meanwhile; and the
-#: pause between two, which grows: after a rewind servers and brokers hear of it within some tens of ms.
-_CUTS_MAX = 6
-_CUT_PAUSE_MS, _CUT_PAUSE_MAX_MS = 20, 200
 
 
 @dataclass(slots=True)
@@ -106,12 +95,12 @@ class QueryService:
     def __init__(self, view: Callable[[], ClusterView | None], engine: Engine, broker_id: str) -> None:
         self.broker_id = broker_id
         self.running: dict[str, Running] = {}
-        self.network = Network(view)
+        self.asking = Asking(view)
+        self.network, self.epochs, self.marks = self.asking.network, self.asking.epochs, self.asking.marks
         self.admission = Admission(BROKER_QUERIES_RUNNING_MAX, BROKER_QUERIES_WAITING_MAX)
         #: Called once per finished query, for metrics.
         self.on_response: Callable[[BrokerResponse], None] = lambda response: None
         self.view = view
-        self.epochs = Epochs(self.network.peers)
         self._engine = engine
         self._planner = Planner()
         self._pool = ThreadPoolExecutor(QUERIES_RUNNING_MAX, thread_name_prefix="reduce")
@@ -119,13 +108,9 @@ class QueryService:
         self._room = Room(BROKER_ANSWER_BYTES_MAX)
         self._numbers = itertools.count()
         self._id_prefix = str(zlib.crc32(f"{broker_id}{time.time_ns()}".encode()))
-        self._routes: dict[str, Routes] = {}
-        #: Incarnation -> (partition, server) -> offset that an answer of it has shown.
-        self._shown: dict[str, dict[tuple[int, str], int]] = {}
 
     def close(self) -> None:
-        self.epochs.close()
-        self.network.close()
+        self.asking.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(
@@ -162,7 +147,7 @@ class QueryService:
             response.exceptions.insert(0, QueryException(QueryCode.INTERNAL, text))
         finally:
             self.running.pop(response.request_id, None)
-        response.now_ms = time.time_ns() // 1_000_000
+        response.now_ms = response.now_ms or time.time_ns() // 1_000_000
         response.elapsed_ms = (time.monotonic() - asked.began_s) * 1000
         self.on_response(response)
         return response
@@ -217,23 +202,40 @@ class QueryService:
         if routes is None:
             await self._answer_literals(plan, asked, response)
             return
-        deadline_s = asked.began_s + timeout_ms(plan.options, routes.table.record.config.query_timeout_ms) / 1000
+        config = routes.table.record.config
+        response.sla = config.freshness_sla
+        deadline_s = asked.began_s + timeout_ms(plan.options, config.query_timeout_ms) / 1000
+
         room = Room(answer_bytes_max(plan.options), self._room, each_bytes=server_answer_bytes_max(plan.options))
-        try:
-            async with self.admission.turn(deadline_s) as waited_s:
-                asked.stages_ms["waitMs"] = waited_s * 1000
-                await self._answer_table(routes, plan, asked, response, deadline_s, room)
-        finally:
-            room.give_back()
+
+        async def run(settled: Settled) -> float:
+            newest = self.asking.newest_routes(routes.table.name) or routes
+            return await self._in_turn(newest, asked, response, Errands(plan, deadline_s, room, settled))
+
+        demand = demand_of(plan.options)
+        if demand is None:
+            await run(NOTHING_SETTLED)
+        else:
+            await answer_fresh(self.marks, demand, routes.table.name, response, deadline_s, run)
         if asked.trace or flag(plan.options, "trace"):
             response.trace = trace_info(self.broker_id, asked.stages_ms, asked.arrivals)
         if flag(plan.options, "dropresults"):
             response.result = None
 
-    async def _answer_table(
-        self, routes: Routes, plan: Plan, asked: _Asked, response: BrokerResponse, deadline_s: float, room: Room
-    ) -> None:
-        tables = await self._gather(routes, plan, asked, response, deadline_s, room)
+    async def _in_turn(self, routes: Routes, asked: _Asked, response: BrokerResponse, errands: Errands) -> float:
+        """Milliseconds that it took once its turn had come."""
+        try:
+            async with self.admission.turn(errands.deadline_s) as waited_s:
+                asked.stages_ms["waitMs"] = response.waited_ms + waited_s * 1000
+                began_s = time.monotonic()
+                await self._answer_table(routes, asked, response, errands)
+                return (time.monotonic() - began_s) * 1000
+        finally:
+            errands.room.give_back()
+
+    async def _answer_table(self, routes: Routes, asked: _Asked, response: BrokerResponse, errands: Errands) -> None:
+        plan, deadline_s = errands.plan, errands.deadline_s
+        tables = await self._gather(routes, asked, response, errands)
         if tables is not None:
             reduce_s = time.monotonic()
             if response.exceptions:  # what arrived is given out, also when waiting for the rest took all the time
@@ -256,100 +258,25 @@ class QueryService:
 
     def routes(self, table: str) -> Routes:
         """Of the newest view, made once per view."""
-        view = self.view()
-        assert view is not None
-        known = self._routes.get(table)
-        if known is None or known.view is not view:
-            self._routes = {name: routes for name, routes in self._routes.items() if routes.view is view}
-            known = self._routes[table] = Routes(view, view.tables[table])
-        return known
+        return self.asking.routes(table)
 
     async def _gather(
-        self, routes: Routes, plan: Plan, asked: _Asked, response: BrokerResponse, deadline_s: float, room: Room
+        self, routes: Routes, asked: _Asked, response: BrokerResponse, errands: Errands
     ) -> list[pa.Table] | None:
         """The servers' tables; None if there is nothing to reduce (all of it failed)."""
-        table, record = routes.table, routes.table.record
-        shown = self._shown_of(record.incarnation)
         began_s = time.monotonic()
-        gather = await self._scatter(routes, plan, response, deadline_s, room)
+        gather = await self.asking.ask(routes, errands, response)
         asked.stages_ms["gatherMs"] = (time.monotonic() - began_s) * 1000
-        response.exceptions += gather.exceptions
-        response.servers_queried, response.servers_responded = len(gather.asked), len(gather.responded)
-        response.answers = [answer for answer, _ in gather.answers]
-        epoch = None if gather.chosen is None else gather.chosen.epoch
-        expected = len(table.partitions) if gather.chosen is None else gather.chosen.count(len(table.partitions))
-        response.freshness = freshness_of(response.answers, record, expected, gather.wishes.floors, epoch)
-        for answer, arrival in gather.answers:
-            shown.update(((tail.partition, arrival.server), tail.covered.next) for tail in answer.partitions)
         asked.arrivals = gather.answers
+        if flag(errands.plan.options, "includeprovenance"):
+            response.provenance = provenance_of(gather)
         tables = [arrival.rows for _, arrival in gather.answers if arrival.rows is not None]
         if tables:
             return tables
         if gather.exceptions:
             return None
-        stop = Stop(deadline_s)
-        return [await self._in_thread(stop, self._empty_partial, plan, table, stop)]
-
-    async def _scatter(
-        self, routes: Routes, plan: Plan, response: BrokerResponse, deadline_s: float, room: Room
-    ) -> Gather:
-        """Asks the servers; of an upsert table anew, with a new cut and the newest view, if nobody knows the first cut
-        any more, or if the view lacks partitions that the table had there (E-7)."""
-        record = routes.table.record
-        is_upsert = record.config.upsert is not None
-        if is_upsert:
-            await self.epochs.begin(routes, deadline_s)
-        pauses = Backoff(_CUT_PAUSE_MS, _CUT_PAUSE_MAX_MS)
-        for left in reversed(range(_CUTS_MAX)):
-            pause_s = pauses.next_ms() / 1000
-            wishes = wishes_of(plan.options, routes.table, self._shown_of(record.incarnation))
-            marks = self.epochs.marks(routes.table, plan.options) if is_upsert else None
-            if is_upsert:
-                wishes = replace(wishes, timely=self.epochs.low.timely(record.incarnation))
-            parts = routes.parts(plan.prune)
-            response.tables, response.pruned_by_broker = (routes.table.name,), parts.pruned
-            shape = _shape(plan)
-            gather = self._new_gather(routes, parts.needed, deadline_s, wishes, shape)
-            gather.marks = marks
-            gather.may_restart = is_upsert and left > 0 and as_of_epoch(plan.options) is None
-            if parts.needed:
-                errand = Errand(response.request_id, plan, routes.table.name, record.incarnation, shape, room)
-                await self.network.scatter(gather, errand)
-            lacks = gather.chosen is not None and self.epochs.low.lacks(
-                record.incarnation, gather.chosen, len(routes.table.partitions)
-            )
-            if not (gather.stale or lacks) or time.monotonic() + pause_s >= deadline_s:
-                break
-            room.give_back()  # what came is not used
-            await asyncio.sleep(pause_s)
-            if (view := self.view()) is None or routes.table.name not in view.tables:
-                break
-            routes = self.routes(routes.table.name)
-        if lacks:
-            text = f"this broker has not heard yet of all partitions that table {record.config.name} has by now"
-            gather.exceptions.append(QueryException(QueryCode.BROKER_SEGMENT_UNAVAILABLE, text))
-        elif gather.chosen is not None and gather.answers and as_of_epoch(plan.options) is None:
-            self.epochs.low.answered(record.incarnation, gather.chosen)
-        return gather
-
-    def _new_gather(
-        self, routes: Routes, parts: tuple[Any, ...], deadline_s: float, wishes: Wishes, shape: Hashable
-    ) -> Gather:
-        now_ms, loads = time.monotonic() * 1000, self.network.loads
-        return Gather(
-            routes, parts, deadline_s * 1000, suspects=loads.suspects(now_ms), loads=loads.of(routes.urls, now_ms),
-            wishes=wishes, hedge_after_ms=loads.hedge_after_ms(shape),
-            may_hedge=lambda: loads.may_hedge(len(routes.urls)),
-        )  # fmt: skip
-
-    def _shown_of(self, incarnation: str) -> dict[tuple[int, str], int]:
-        known = self._shown.get(incarnation)
-        if known is None:
-            view = self.view()
-            alive = {table.record.incarnation for table in view.tables.values()} if view is not None else set()
-            self._shown = {name: shown for name, shown in self._shown.items() if name in alive}
-            known = self._shown[incarnation] = {}
-        return known
+        stop = Stop(errands.deadline_s)
+        return [await self._in_thread(stop, self._empty_partial, errands.plan, routes.table, stop)]
 
     def _empty_partial(self, plan: Plan, table: TableView, stop: Stop) -> pa.Table:
         """What a server answers over no rows: names and types of the partial result."""
@@ -389,9 +316,3 @@ class QueryService:
                 QueryCode.BROKER_TIMEOUT, "BrokerTimeoutError: the broker did not finish its part of the query in time",
                 hint="raise timeoutMs, or ask for fewer rows",
             ) from error  # fmt: skip
-
-
-def _shape(plan: Plan) -> Hashable:
-    """What queries of similar cost have in common: literals differ."""
-    terms = tuple((term.column, term.op) for term in plan.prune)
-    return (plan.table, plan.shape, plan.columns, len(plan.result), terms)

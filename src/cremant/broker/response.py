@@ -7,6 +7,7 @@ Fields of Pinot that have no meaning here (thread times, trimming) are sent with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,12 @@ import msgspec
 import pyarrow as pa
 
 from cremant.cluster.gather_messages import QueryException
+from cremant.cluster.shown import Mark
+from cremant.model.table import FreshnessSla
 from cremant.sql.plan import Plan, ResultColumn, Shape
 from cremant.wire.messages import ServerAnswer
+
+NO_PROMISE = FreshnessSla()
 
 
 @dataclass(slots=True)
@@ -27,6 +32,8 @@ class Freshness:
     source: str | None = None
     partitions_expected: int = 0
     partitions_reporting: int = 0
+    #: What is shown of those that were answered in full.
+    partitions: Mapping[int, Mark] = field(default_factory=dict)
     epoch: int | None = None
     read_token: str | None = None
 
@@ -57,14 +64,49 @@ class BrokerResponse:
     pruned_by_broker: int = 0
     trace: dict[str, str] = field(default_factory=dict)
     freshness: Freshness = field(default_factory=Freshness)
+    #: What the table promises.
+    sla: FreshnessSla = NO_PROMISE
+    #: What became of a demand for freshness that was not met at once: waited, refused, partial; and how long it waited.
+    stale: str | None = None
+    waited_ms: float = 0.0
+    provenance: list[dict[str, Any]] | None = None
     elapsed_ms: float = 0.0
     reduce_ms: float = 0.0
+    #: Wall clock of its delivery.
     now_ms: int = 0
 
     @property
     def error_code(self) -> int:
         """Of the first exception; -1 without any."""
         return self.exceptions[0].code if self.exceptions else -1
+
+    @property
+    def lag_ms(self) -> int | None:
+        """How old it is as it is delivered; clocks that are ahead of this one make nothing fresher than now."""
+        fresh_ms = self.freshness.fresh_ms
+        return None if fresh_ms is None else max(0, self.now_ms - fresh_ms)
+
+    @property
+    def event_age_ms(self) -> int | None:
+        newest_ms = self.freshness.newest_event_ms
+        return None if newest_ms is None else max(0, self.now_ms - newest_ms)
+
+    @property
+    def sla_violated(self) -> bool:
+        """What is not known is not kept. Exactly the promise is."""
+        lag_max_ms, age_max_ms = self.sla.max_lag_ms, self.sla.max_event_age_ms
+        if lag_max_ms is None and age_max_ms is None:
+            return False
+        lag_ms, age_ms = self.lag_ms, self.event_age_ms
+        if lag_ms is None or (lag_max_ms is not None and lag_ms > lag_max_ms):
+            return True
+        return age_max_ms is not None and (age_ms is None or age_ms > age_max_ms)
+
+    def begin_again(self) -> None:
+        """Nothing of the last try is left."""
+        self.columns, self.result, self.provenance = (), None, None
+        self.exceptions, self.answers, self.freshness = [], [], Freshness()
+        self.servers_queried = self.servers_responded = 0
 
     def put(self, plan: Plan, result: Result) -> None:
         self.columns, self.result = plan.result, result
@@ -145,15 +187,18 @@ class BrokerResponse:
 
     def _own(self) -> dict[str, Any]:
         known = self.freshness
-        return {
-            "freshnessLagMs": None if known.fresh_ms is None else max(0, self.now_ms - known.fresh_ms),
-            "lastEventAgeMs": None if known.newest_event_ms is None else max(0, self.now_ms - known.newest_event_ms),
+        fields = {
+            "freshnessLagMs": self.lag_ms,
+            "lastEventAgeMs": self.event_age_ms,
             "freshnessSource": known.source,
             "numPartitionsExpected": known.partitions_expected,
             "numPartitionsReporting": known.partitions_reporting,
             "epoch": known.epoch,
             "readToken": known.read_token,
+            "freshnessSlaMs": self.sla.max_lag_ms,
+            "freshnessSlaViolated": self.sla_violated,
         }
+        return fields if self.provenance is None else {**fields, "provenance": self.provenance}
 
 
 _NEUTRAL_TIMES: dict[str, int] = dict.fromkeys(

@@ -53,7 +53,7 @@ from cremant.cluster.load import Load
 from cremant.cluster.lowwater import Chosen, Marks
 from cremant.cluster.parts import Ask, Part, renewed
 from cremant.cluster.routing import NO_WISHES, Assignment, Routes, Wishes, assign
-from cremant.model.cluster import ClusterView, TableView
+from cremant.model.cluster import ClusterView
 from cremant.model.query_codes import QueryCode
 from cremant.model.upsert import Cut
 from cremant.wire.messages import ServerAnswer
@@ -94,6 +94,9 @@ class Gather:
     chosen: Chosen | None = None
     cut: Cut | None = None
     stale: bool = False
+    #: Who answered what; and what nobody did.
+    settled: list[tuple[str, frozenset[Part]]] = field(default_factory=list)
+    unsettled: set[Part] = field(default_factory=set)
 
     _open: set[Part] = field(default_factory=set)
     _pending: dict[int, Pending] = field(default_factory=dict)
@@ -108,10 +111,6 @@ class Gather:
     #: Parts of which a server does not know the cut any more, and the oldest epoch that may be asked of them.
     _refused: set[Part] = field(default_factory=set)
     _horizon: int = 0
-
-    @property
-    def table(self) -> TableView:
-        return self.routes.table
 
     def step(self, event: Event, now_ms: float) -> list[Effect]:
         if self.done:
@@ -195,8 +194,9 @@ class Gather:
     def _on_view(self, view: ClusterView, now_ms: float) -> list[Effect]:
         self._refreshing, self._refreshed = False, True
         stuck, self._stuck = self._stuck, set()
-        table = view.tables.get(self.table.name)
-        if table is None or table.record.incarnation != self.table.record.incarnation:
+        known = self.routes.table
+        table = view.tables.get(known.name)
+        if table is None or table.record.incarnation != known.record.incarnation:
             self._stuck = stuck
             return []
         self.routes = Routes(view, table)
@@ -271,6 +271,7 @@ class Gather:
     def _accept(self, held: Iterable[Held]) -> None:
         for one in held:
             self._open -= one.parts
+            self.settled.append((one.server, one.parts))
             self.responded.add(one.server)
             self.answers.append((one.answer, one.payload))
 
@@ -310,6 +311,7 @@ class Gather:
             self.responded.add(ask.server)
             self.exceptions.append(QueryException(answer.error_code, answer.error))
             self._open -= set(ask.parts)
+            self.unsettled.update(ask.parts)
             return self._cancel(pending.rivals)
         failed = self._failed_parts(ask, answer)
         settled = frozenset(ask.parts).difference(failed)
@@ -350,8 +352,7 @@ class Gather:
         return [part for part in ask.parts if (part.segment in missing if part.segment else part.partition in behind)]
 
     def _on_failure(self, ask_id: int, reason: str, now_ms: float) -> list[Effect]:
-        pending = self._pop(ask_id)
-        if pending is None:
+        if (pending := self._pop(ask_id)) is None:
             return []
         self._unresponsive.add(pending.ask.server)
         self._causes[pending.ask.server] = reason
@@ -382,8 +383,8 @@ class Gather:
         if silent:
             message = silence(silent, self._causes, sorted(left), self.wishes.floors)
             self.exceptions.append(QueryException(QueryCode.SERVER_NOT_RESPONDING, message))
-        unserved = sorted(self._open - left)
-        if unserved:
+        self.unsettled |= self._open
+        if unserved := sorted(self._open - left):
             self.exceptions.append(self._unserved(unserved))
         # A server that failed, but whose parts others served, is not part of this answer.
         self.asked = self.responded | silent

@@ -63,6 +63,8 @@ class Wishes:
     together: bool | None = None
     #: Upsert tables: (partition, server) pairs near the newest closed epoch; others are asked for want of such.
     timely: Collection[tuple[int, str]] | None = None
+    #: (partition, server) pairs that others have left behind; they are asked for want of others.
+    late: Collection[tuple[int, str]] = ()
 
 
 NO_WISHES = Wishes()
@@ -78,6 +80,11 @@ class Routes:
         self.urls = {one.id: one.url for one in view.instances if one.live and one.role is Role.SERVER}
         self._segments = {segment.name: segment for segment in table.segments}
         self._replicas = {part.record.partition: part.record.replicas for part in table.partitions}
+        #: Partition -> live servers that replicate it.
+        self.replicas = {
+            partition: tuple(server for server in servers if server in self.urls)
+            for partition, servers in self._replicas.items()
+        }
         self._ranks: dict[Part, dict[str, int]] = {}
         self._best: dict[Part, tuple[str, ...]] = {}
         self._whole: Parts | None = None
@@ -226,7 +233,17 @@ def assign(
 
 
 def _all_timely(part: Part, servers: Iterable[str], wishes: Wishes) -> bool:
-    return wishes.timely is None or all((part.partition, server) in wishes.timely for server in servers)
+    if wishes.timely is None and not wishes.late:
+        return True
+    return all(_is_timely(part, server, wishes) for server in servers)
+
+
+def _is_timely(part: Part, server: str, wishes: Wishes) -> bool:
+    """Sealed segments of an append table do not grow old."""
+    pair = (part.partition, server)
+    if wishes.timely is not None:
+        return pair in wishes.timely and pair not in wishes.late
+    return bool(part.segment) or pair not in wishes.late
 
 
 def _best(
@@ -234,11 +251,8 @@ def _best(
     wishes: Wishes, like: str | None,
 ) -> tuple[str, ...]:  # fmt: skip
     ranks = routes.ranks(part, wishes)
-    timely = wishes.timely
-    if timely is not None:
-        ranks = {
-            server: able if (part.partition, server) in timely else max(able, _LATE) for server, able in ranks.items()
-        }
+    if wishes.timely is not None or wishes.late:
+        ranks = {one: able if _is_timely(part, one, wishes) else max(able, _LATE) for one, able in ranks.items()}
     worst = None if like is None else ranks.get(like, _UNABLE)
     return _equals(ranks, avoid.get(part, ()) if avoid else (), suspects, worst)
 

@@ -67,6 +67,8 @@ QUERIES_WAITING_MAX = 256
 BROKER_QUERIES_RUNNING_MAX = 8 * QUERIES_RUNNING_MAX
 #: More wait, a few KiB each, then are refused with 429.
 BROKER_QUERIES_WAITING_MAX = 1_024
+#: Queries that wait for rows to become visible before they take a turn; half of them of one table at most.
+BROKER_QUERIES_AWAITING_ROWS_MAX = 256
 #: Texts of more than a few KiB that a broker plans at once: up to a megabyte and a second of CPU each.
 LONG_TEXTS_PLANNED_MAX = 8
 #: Bytes of servers' answers to one query, and to all queries of a broker at once: a query beyond fails alone (245).
