@@ -81,7 +81,8 @@ class CloseBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """At `at_ms` (taken before reading) the stream ended at `ends`."""
+    """At `at_ms` (taken before reading) the stream ended at `ends`: perhaps nothing is new, in all partitions or some.
+    What is on its way into a partition counts as there."""
 
     ends: tuple[int, ...]
     at_ms: int
@@ -128,8 +129,8 @@ class CloseMachine:
         self._next_batch = run.first_batch
 
     def step(self, event: Event) -> list[Effect]:
-        """`Idle` answers heartbeats for all partitions if no batch is being closed and everything up to `ends` is in,
-        else nothing; their `Appended` events need not be fed back. Raises InvariantViolation for an event that the
+        """`Idle` answers heartbeats for the partitions in which everything up to `ends` is closed, if no batch is being
+        closed just now; their `Appended` events need not be fed back. Raises InvariantViolation for an event that the
         state does not expect; nothing has changed then. A machine that gave up answers nothing to the effects that were
         still under way."""
         if isinstance(event, Idle):
@@ -184,10 +185,11 @@ class CloseMachine:
         return ""
 
     def _heartbeats(self, event: Idle) -> list[Effect]:
-        if self.state is not CloseState.OPEN or event.ends != self.ends:
+        if self.state is not CloseState.OPEN:
             return []
         beat = Heartbeat(generation=self.run.generation, last_closed=self.epoch, ends=event.ends, at_ms=event.at_ms)
-        return [Append(partition, beat) for partition in range(len(event.ends))]
+        ends = enumerate(zip(event.ends, self.ends, strict=False))
+        return [Append(partition, beat) for partition, (end, closed) in ends if end == closed]
 
     def _heartbeat_appended(self, event: Appended) -> list[Effect]:
         return []

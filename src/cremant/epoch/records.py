@@ -111,7 +111,8 @@ class EpochMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """Idle table: nothing past epoch `last_closed`; at `at_ms` (taken before reading) the stream ended at `ends`."""
+    """Idle partition: nothing past epoch `last_closed`; at `at_ms` (taken before reading) the stream ended at `ends`.
+    Stands in the partitions that are idle: in others there may be messages that are not in a closed epoch."""
 
     generation: int
     last_closed: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out the closing of epochs, and the heartbeats of an idle table (decisions: `cremant.epoch.close`).
+"""Carries out the closing of epochs, and the heartbeats of idle partitions (decisions: `cremant.epoch.close`).
 
 One lock around both keeps their order: a heartbeat never says "nothing new" between the blocks of an epoch and its
 marks. After a failure or a fence this closer is spent, and so is the query.
@@ -81,16 +81,16 @@ class Closer:
             raise PeerError(f"table {self._table}: the closing of batch {batch_id} ended without an outcome")
         return outcome
 
-    def heartbeat(self, ends: tuple[int, ...], at_ms: int) -> bool:
-        """Says that the stream ended at `ends` at `at_ms` (taken before reading them), if all up to there is closed.
-        While a batch is in flight its messages are in `ends` and not closed, so nothing is said: who closes one right
-        now is not waited for. Whether it was said. Raises PeerError."""
+    def heartbeat(self, ends: tuple[int, ...], at_ms: int) -> tuple[int, ...]:
+        """Says that the stream ended at `ends` at `at_ms` (taken before reading them), in the partitions of which all
+        up to there is closed; answers which. Messages of a batch in flight are in `ends` and not closed. Who closes one
+        right now is not waited for: its marks say the same. Raises PeerError."""
         if not self._lock.acquire(blocking=False):
-            return False
+            return ()
         try:
             effects = self._machine.step(Idle(ends=ends, at_ms=at_ms)) if self._spent is None else []
             self._carry_out(effects)
-            return bool(effects)
+            return tuple(effect.partition for effect in effects if isinstance(effect, Append))
         finally:
             self._lock.release()
 

@@ -110,10 +110,12 @@ class Progress:
                 _closed(one, lines[one.partition]) if one.partition < len(lines) else one for one in self._partitions
             )
 
-    def caught_up(self, at_ms: int) -> None:
-        """A heartbeat says that everything up to `at_ms` is closed, in every partition."""
+    def caught_up(self, partitions: Sequence[int], at_ms: int) -> None:
+        """A heartbeat says of these partitions that everything up to `at_ms` is closed."""
         with self._lock:
-            self._partitions = tuple(replace(one, caught_up_at_ms=at_ms) for one in self._partitions)
+            self._partitions = tuple(
+                replace(one, caught_up_at_ms=at_ms) if one.partition in partitions else one for one in self._partitions
+            )
 
 
 def _closed(before: StreamProgress, line: PartitionMark) -> StreamProgress:

@@ -265,6 +265,8 @@ class Driver:
         )
         if blocks is None:
             return False
+        if len(shares) < len(plan.end):
+            yield from self._heartbeat(machine)
         updates = yield from self._updates(run, plan, shares, checkpoint)
         if updates is None:
             return False

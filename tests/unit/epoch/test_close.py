@@ -182,9 +182,17 @@ def test_an_idle_table_says_so_in_every_partition() -> None:
     beat = Heartbeat(generation=3, last_closed=8, ends=(10, 20), at_ms=50)
     assert closing.step(Idle(ends=(10, 20), at_ms=50)) == [Append(0, beat), Append(1, beat)]
     assert closing.step(Appended(0, 101)) == []
-    assert closing.step(Idle(ends=(10, 21), at_ms=60)) == []
+    assert closing.step(Idle(ends=(11, 21), at_ms=60)) == []
     closing.step(batch())
     assert closing.step(Idle(ends=(10, 20), at_ms=70)) == []
+
+
+def test_an_idle_partition_says_so_while_another_is_busy() -> None:
+    """Of the busy one that would not be true."""
+    closing = machine()
+    beat = Heartbeat(generation=3, last_closed=8, ends=(10, 25), at_ms=50)
+    assert closing.step(Idle(ends=(10, 25), at_ms=50)) == [Append(0, beat)]
+    assert closing.step(Appended(0, 101)) == []
 
 
 def test_a_failed_append_ends_the_run() -> None:

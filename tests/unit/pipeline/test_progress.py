@@ -60,11 +60,12 @@ def test_the_newest_message_counts_not_the_last() -> None:
 def test_a_heartbeat_and_what_is_read_between_epochs() -> None:
     progress = begun()
     progress.read((10, 20), 2_000)
-    progress.caught_up(2_000)
+    progress.caught_up((0, 1), 2_000)
+    progress.caught_up((1,), 2_500)
     progress.planned(plan((10, 12, 12), (20, 20, 20), at_ms=1_500))
     found = progress.partitions
     assert [(one.stream_end, one.read_at_ms) for one in found] == [(10, 2_000), (20, 2_000)], "an older reading"
-    assert [one.caught_up_at_ms for one in found] == [2_000, 2_000]
+    assert [one.caught_up_at_ms for one in found] == [2_000, 2_500]
 
 
 def test_the_ends_of_a_seed_are_not_those_of_the_stream() -> None:
