@@ -146,7 +146,8 @@ def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[Se
             refused = tuple(known)
         horizon = max((state.horizon for state in known.values() if state is not None), default=0)
         wanted = tuple(tail for tail in wanted if tail.partition not in {*late, *refused})
-    pieces = [_piece(tail.partition, kit.rows[tail.partition], query.cut) for tail in wanted]
+    shown = {tail.partition: min(mark_of(kit, name, tail.partition).next_offset, 100) for tail in wanted}
+    pieces = [_piece(number, kit.rows[number].slice(0, offset), query.cut) for number, offset in shown.items()]
     try:
         result = engine.run(
             query.sql, pieces, query.columns, SCAN, deadline_s=time.monotonic() + query.budget_ms / 1000,
@@ -205,7 +206,7 @@ def as_upsert(view: ClusterView, *, version: int = 2, rewinds: tuple[Rewind, ...
     return msgspec.structs.replace(view, version=version, tables={**view.tables, "gold": changed})
 
 
-def _table(*, enabled: bool = True) -> TableView:
+def table_of(*, enabled: bool = True) -> TableView:
     config = TableConfig(
         name="gold", time_column="ts", replication=2, stream=StreamConfig(stream_type="embedded", topic="gold"),
         flush=FlushConfig(),
@@ -273,11 +274,11 @@ def broker_kit() -> Iterator[Kit]:
             kit.servers[name] = Behaviour()
             url = stack.enter_context(running(_server_app(name, kit, engine)))
             instances.append(LiveInstance(id=name, role=Role.SERVER, url=url))
-        disabled = _table(enabled=False)
+        disabled = table_of(enabled=False)
         config = msgspec.structs.replace(disabled.record.config, name="closed")
         closed = msgspec.structs.replace(disabled, record=msgspec.structs.replace(disabled.record, config=config))
         kit.view = ClusterView(
-            version=1, controller_nonce="c", instances=tuple(instances), tables={"gold": _table(), "closed": closed}
+            version=1, controller_nonce="c", instances=tuple(instances), tables={"gold": table_of(), "closed": closed}
         )
         registry = CollectorRegistry()
         service.on_response = BrokerMetrics(registry).query_answered
