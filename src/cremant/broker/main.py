@@ -28,7 +28,7 @@ def run_broker(settings: Settings, *, port: int, insecure: bool) -> None:
     setup_logging("broker", instance_id("broker", settings.host, own_port))
     engine = Engine(threads=settings.query_threads, memory_bytes=settings.query_memory_bytes)
     member = Member(Role.BROKER, settings.data_dir, settings.host, own_port, settings.controller_url)
-    queries = QueryService(lambda: member.view, engine, member.id)
+    queries = QueryService(lambda: member.view, engine, member.id, settings.controller_url)
     registry = CollectorRegistry()
     metrics = BrokerMetrics(registry)
     registry.register(NetworkMetrics(queries))

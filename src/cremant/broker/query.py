@@ -35,6 +35,7 @@ from cremant.broker.results import encoded, explain, page
 from cremant.broker.room import Admission, Room
 from cremant.broker.tables import stores_nulls, table_info
 from cremant.broker.trace import trace_info
+from cremant.broker.watch import Watch, explained, needed_partitions
 from cremant.cluster.gather_messages import QueryException
 from cremant.cluster.routing import Routes
 from cremant.exec.engine import Engine
@@ -90,13 +91,17 @@ class _Asked:
 
 
 class QueryService:
-    """Answers SQL. Used from one event loop. `view` gives the newest view; `broker_id` is this instance."""
+    """Answers SQL. Used from one event loop. `view` gives the newest view; `broker_id` is this instance;
+    `controller_url`: whom to ask what pipelines last said, None = nobody."""
 
-    def __init__(self, view: Callable[[], ClusterView | None], engine: Engine, broker_id: str) -> None:
+    def __init__(
+        self, view: Callable[[], ClusterView | None], engine: Engine, broker_id: str, controller_url: str | None = None
+    ) -> None:
         self.broker_id = broker_id
         self.running: dict[str, Running] = {}
         self.asking = Asking(view)
         self.network, self.epochs, self.marks = self.asking.network, self.asking.epochs, self.asking.marks
+        self.watch = Watch(self.marks, self.network.peers, broker_id, controller_url)
         self.admission = Admission(BROKER_QUERIES_RUNNING_MAX, BROKER_QUERIES_WAITING_MAX)
         #: Called once per finished query, for metrics.
         self.on_response: Callable[[BrokerResponse], None] = lambda response: None
@@ -198,6 +203,12 @@ class QueryService:
         routes = self.routes(plan.table) if plan.table is not None else None
         if plan.explain is not None:
             explain(plan, routes, response, arrow=asked.arrow)
+            return
+        if plan.explains_freshness and routes is not None:
+            found = await self.watch.look(routes)
+            rows = explained(found, needed_partitions(routes, plan))
+            response.tables = (routes.table.name,)
+            response.put(plan, encoded(plan, rows, arrow=asked.arrow))
             return
         if routes is None:
             await self._answer_literals(plan, asked, response)

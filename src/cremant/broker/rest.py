@@ -24,6 +24,7 @@ from cremant.broker.arrow import MEDIA_TYPE, encode_arrow
 from cremant.broker.query import QueryService
 from cremant.broker.response import BrokerResponse
 from cremant.broker.rest_debug import debug_routes
+from cremant.broker.rest_freshness import freshness_routes
 from cremant.model.errors import NotFound, UserError
 from cremant.model.limits import QUERY_TEXT_CHARS_MAX
 from cremant.model.query_codes import HTTP_STATUS
@@ -159,7 +160,8 @@ def routes(queries: QueryService) -> list[BaseRoute]:
         ("/query/{id}", cancel, ["DELETE"]),
         ("/clientQuery/{id}", cancel_of_client, ["DELETE"]),
     ]
-    return [Route(path, endpoint, methods=methods) for path, endpoint, methods in endpoints] + debug_routes(queries)
+    own = [Route(path, endpoint, methods=methods) for path, endpoint, methods in endpoints]
+    return [*own, *debug_routes(queries), *freshness_routes(queries)]
 
 
 def _encoded(response: BrokerResponse) -> tuple[bytes, str]:

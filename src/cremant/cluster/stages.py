@@ -39,7 +39,7 @@ STUCK_AFTER_MS = 10_000
 #: Who says something twice a second and was not heard for so long has stopped, or was stopped.
 SILENT_AFTER_MS = 3 * HEARTBEAT_MS
 #: A server looks at the end of its log all the time; what is older was not responds.
-LOG_SILENT_AFTER_MS = 1_500
+LOG_SILENT_AFTER_MS = 2_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
