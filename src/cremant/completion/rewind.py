@@ -57,14 +57,20 @@ def _plan(table: str, record: PartitionRecord, dropped: tuple[SegmentMetadata, .
     return PartitionRewind(partition=moved, opened=opened, dropped=dropped)
 
 
-def without_later(segments: Iterable[SegmentMetadata], epoch: int) -> list[SegmentMetadata]:
+def without_later(
+    segments: Iterable[SegmentMetadata], epoch: int, opened: Mapping[int, Position]
+) -> list[SegmentMetadata]:
     """The records as they are to be of segments that stay and whose stored versions have updates past the epoch, or
-    that were to be compacted, perhaps past it."""
+    that were to be compacted, perhaps past it. `opened`: where each partition begins anew.
+
+    Such versions are continued from there: what they have of later updates is skipped, and the Reset, which only who
+    has seen the epoch closed can carry out, takes it back."""
     changed = []
     for segment in segments:
-        later = segment.versions is not None and segment.versions.position.epoch > epoch
-        versions = None if later else segment.versions
-        if later or segment.compacting is not None:
+        versions = segment.versions
+        if versions is not None and versions.position.epoch > epoch:
+            versions = msgspec.structs.replace(versions, position=opened[segment.partition])
+        if versions is not segment.versions or segment.compacting is not None:
             changed.append(msgspec.structs.replace(segment, versions=versions, compacting=None, compactor=None))
     return changed
 

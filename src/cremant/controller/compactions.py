@@ -6,6 +6,7 @@ remembered."""
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 
@@ -118,7 +119,7 @@ class TableCompactions:
 
 
 def _tell(order: Order) -> None:
-    shared = {"table": order.table, "segment": order.segment, "epoch": order.epoch}
+    shared: dict[str, Any] = {"table": order.table, "segment": order.segment, "epoch": order.epoch}
     if isinstance(order, Compact):
         log_event(_log, "segment is to be compacted", **shared, instance=order.server)
     else:

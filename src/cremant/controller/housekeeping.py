@@ -142,6 +142,8 @@ class Janitor:
         count, now_ms = 0, self.retention_now_ms()
         if now_ms is None:
             return 0
+        known = {record.incarnation for record in self._catalog.tables.values()}
+        self._expiries = {incarnation: seen for incarnation, seen in self._expiries.items() if incarnation in known}
         for name, record in sorted(self._catalog.tables.items()):
             with self._catalog.lock:
                 segments = self._catalog.segments.get(name, {})

@@ -142,7 +142,8 @@ class Rewinds:
                 changes[partition_key(name, plan.partition.partition)] = plan.partition
             before = dict(self._catalog.segments[name])
             kept = [segment for key, segment in before.items() if segment_key(name, key) not in changes]
-            changes.update({segment_key(name, one.name): one for one in without_later(kept, epoch)})
+            opened = {plan.partition.partition: plan.opened.start for plan in plans}
+            changes.update({segment_key(name, one.name): one for one in without_later(kept, epoch, opened)})
             self._catalog.commit(changes)
             named = {url for segment in self._catalog.segments[name].values() for url in segment.objects}
         for url in (url for segment in before.values() for url in segment.objects if url not in named):

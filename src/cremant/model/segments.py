@@ -46,7 +46,8 @@ class Copy(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 class StoredVersions(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Upsert tables: which rows of a sealed segment are in force from when until when, as an object of the deep store.
     It says so as of `position`, just after the mark of its epoch: updates that follow there are to be replayed into it.
-    A later position without another object means that nothing changed up to there."""
+    A later position without another object means that nothing changed up to there; after a rewind the object may have
+    updates beyond its position, some of which are taken back by what follows that."""
 
     url: str
     position: Position

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 
+from cremant.cluster.lowwater import is_void
 from cremant.completion.fetch import Holder
 from cremant.log.api import Log
 from cremant.model.cluster import ClusterView, PipelineRecord
@@ -224,7 +225,7 @@ class VersionsKeeper:
             if _is_settled(table, hosted, sealed):
                 return False
             wanted = max(_applied(table, hosted), hosted.metadata.end.epoch, hosted.metadata.compacted_at)
-            if replay.epoch >= wanted:
+            if replay.epoch >= wanted and is_void(replay.epoch, table.rewinds) is None:
                 found = replay.result(locate)
                 if keyed_from is not None and hosted.metadata.end.epoch < keyed_from:
                     # Rows from before there were keys: what they were in force as then, versions do not say.

@@ -91,7 +91,7 @@ class VersionsClient:
         store, name = self._store.by_url(stored.url)
         store.get(name, target, checksum=stored.file_checksum)
         found = _unpacked(target.read_bytes(), metadata, locate)
-        # It may be known to hold up to later than it was written.
+        # It may be known to hold up to later than it was written; or have more than its position says.
         found.versions.closed(stored.position.epoch)
         return Snapshot(found.versions, stored.position)
 

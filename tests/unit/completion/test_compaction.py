@@ -240,7 +240,7 @@ def test_an_object_goes_only_for_another_one() -> None:
 
 def test_a_rewind_takes_back_orders_and_goes_not_behind_what_is_gone() -> None:
     ordered, done = segment("s1", compacting=7), segment("s2", compacted_at=5)
-    assert without_later([ordered, done], 6) == [msgspec.structs.replace(ordered, compacting=None)]
+    assert without_later([ordered, done], 6, {0: at(4)}) == [msgspec.structs.replace(ordered, compacting=None)]
     assert compacted_past([ordered, done], 4) == done
     assert compacted_past([ordered, done], 5) is None
     assert compacted_past([], 5) is None

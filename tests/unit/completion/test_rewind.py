@@ -92,9 +92,10 @@ def test_positions_of_taken_back_epochs_decide_no_cut() -> None:
     assert not is_taken_back(twice, at(12, generation=3))
 
 
-def test_stored_versions_with_updates_that_are_taken_back_are_named_no_more() -> None:
-    def versions(epoch: int) -> StoredVersions:
-        return StoredVersions(url=f"v{epoch}", position=at(epoch), size_bytes=1, file_checksum="sha256:0")
+def test_stored_versions_with_updates_that_are_taken_back_are_continued_from_further_back() -> None:
+    def versions(epoch: int, position: Position | None = None) -> StoredVersions:
+        return StoredVersions(url=f"v{epoch}", position=position or at(epoch), size_bytes=1, file_checksum="sha256:0")
 
     older, same, later = (msgspec.structs.replace(CHAIN[0], versions=versions(epoch)) for epoch in (11, 12, 13))
-    assert without_later([older, same, later, CHAIN[1]], 12) == [msgspec.structs.replace(later, versions=None)]
+    changed = msgspec.structs.replace(later, versions=versions(13, at(9)))
+    assert without_later([older, same, later, CHAIN[1]], 12, {0: at(9)}) == [changed]

@@ -17,8 +17,9 @@ import pytest
 from versions_kit import INCARNATION, UpsertLog, shown, upsert_log, upsert_record
 
 from cremant.completion.copies import with_versions
+from cremant.epoch.records import Fence, Reset
 from cremant.log.memory import MemoryLog
-from cremant.model.cluster import ClusterView, LiveInstance, PipelineRecord, Role, TableView
+from cremant.model.cluster import ClusterView, LiveInstance, PipelineRecord, Rewind, Role, TableView
 from cremant.model.completion import StorePolicy
 from cremant.model.errors import NotFound, Unavailable
 from cremant.model.names import epoch_topic
@@ -31,6 +32,7 @@ from cremant.segment.reader import SealedSegment, derive
 from cremant.segment.snapshot import Snapshot, pack
 from cremant.segment.tail import SpillQuota
 from cremant.segment.versions import UNSET, Flags, Versions
+from cremant.server import validity
 from cremant.server.files import ServerFiles
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.replay import Replay
@@ -254,6 +256,43 @@ def test_without_peers_the_store_has_them_as_of_some_position(world: World, foll
     me.keeper.bring(me.table, me.hosted)
     assert me.keeper.brought == {VersionsSource.STORE: 1}
     me.check()
+
+
+def test_stored_versions_of_epochs_that_were_taken_back_are_continued_from_before(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The object has updates up to epoch 14, the table went back to epoch 10: they are not served before they are taken
+    back, and then are those of a server that was there all the time."""
+    there = world.server("there", 3)
+    there.read()
+    there.install()
+    monkeypatch.setattr(validity, "_FORWARD_S", 0.2)
+    world.put_into_store(14)
+    assert world.metadata.versions is not None
+    stored = msgspec.structs.replace(world.metadata.versions, position=world.epochs.positions[1][9])
+    world.metadata = msgspec.structs.replace(world.metadata, versions=stored)
+    world.trim(9)
+    me = world.server("me", 10)
+    me.table.rewinds = (Rewind(to_epoch=10),)
+    me.install()
+    with pytest.raises(Unavailable, match="its versions are as of epoch"):
+        me.keeper.bring(me.table, me.hosted)
+    assert me.hosted.versions is None
+    world.epochs.generation += 1
+    for partition in range(2):
+        world.epochs.append(partition, Fence(generation=world.epochs.generation))
+        world.epochs.append(partition, Reset(generation=world.epochs.generation, epoch=10))
+    for server in (there, me):
+        while server.partition.turn(world.log, 0):
+            pass
+        assert server.partition.error is None
+    me.keeper.bring(me.table, me.hosted)
+    assert me.keeper.brought == {VersionsSource.STORE: 1}
+    assert me.hosted.versions is not None
+    assert there.hosted.versions is not None
+    assert me.hosted.versions.epoch == there.hosted.versions.epoch == 10
+    for epoch in range(7, 11):
+        assert shown(me.hosted.versions, epoch) == shown(there.hosted.versions, epoch), epoch
 
 
 def test_without_anybody_the_log_has_them(world: World, follower: Callable[..., Server]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from cremant.cluster.lowwater import is_void
 from cremant.model.errors import CremantError
 from cremant.segment import snapshot
 from cremant.server.partition_id import PartitionId
@@ -59,6 +60,8 @@ class Bringing:
         return self.hosted.partition, self.number
 
     def _is_ready(self, replay: Replay) -> bool:
+        if is_void(replay.epoch, self.hosted.world.rewinds) is not None:
+            return False
         end = self.hosted.world.cuts[self.hosted.partition][self.number]
         if not self.hosted.world.guards.fetched_caught_up:
             return replay.epoch >= max(end.epoch, self._content)
@@ -86,7 +89,9 @@ class Bringing:
                 yield Replay.from_snapshot(world.log, own, metadata, copied.found)
         stored = world.stored.get(self.key)
         if stored is not None and stored.content == self._content:
-            yield Replay.from_snapshot(world.log, own, metadata, unpacked(world, *self.key, stored).found)
+            versions, at = unpacked(world, *self.key, stored).found.versions, world.stored_at[self.key]
+            versions.closed(at.epoch)
+            yield Replay.from_snapshot(world.log, own, metadata, snapshot.Snapshot(versions, at))
         yield Replay.from_rows(world.log, own, metadata, UPSERT.delete_column)
 
 

@@ -10,7 +10,7 @@ from cremant.cluster.lowwater import is_void
 from cremant.model.cluster import Rewind
 from cremant.model.offsets import Position
 from cremant.sim.engine import Actor
-from cremant.sim.upsert.bringing import Held, Packed
+from cremant.sim.upsert.bringing import Held, Packed, unpacked
 from cremant.sim.upsert.compacting import compact
 from cremant.sim.upsert.hosted import Hosted
 from cremant.sim.upsert.world import UpsertWorld
@@ -131,13 +131,8 @@ class Server:
 
     def _is_spare(self) -> bool:
         """What a server loses has to survive on the others, in the store and in the log, if they have lost nothing
-        themselves. Where a rewind took versions from the store, those of a single server are the only ones for a while
-        (a known limit)."""
-        others = [server for server in self.world.servers if server is not self]
-        return all(server.is_whole for server in others) and all(
-            any(number in server.disks.get(partition, {}) for server in others)
-            for partition, number in self.world.unstored
-        )
+        themselves."""
+        return all(server.is_whole for server in self.world.servers if server is not self)
 
     def _get_segment(self) -> None:
         """Placement, or a repair, gives this server a segment of a partition that it does not consume."""
@@ -152,8 +147,10 @@ class Server:
         partition, number = world.trouble.choice(sorted(lacking))
         if partition in self.hosted:
             self.disks[partition][number] = None
-        elif self._can_continue(partition, world.stored_at[(partition, number)]):
-            self.disks.setdefault(partition, {})[number] = world.stored[(partition, number)]
+            return
+        data = world.stored[(partition, number)]
+        if self._can_continue(partition, unpacked(world, partition, number, data).found.position):
+            self.disks.setdefault(partition, {})[number] = data
             self._open(partition)
 
     def _can_continue(self, partition: int, at: Position) -> bool:

@@ -149,8 +149,6 @@ class UpsertWorld(World):
         self.uploaded: set[tuple[int, int]] = set()
         self.stored: dict[tuple[int, int], Packed] = {}
         self.stored_at: dict[tuple[int, int], Position] = {}
-        #: Those that a rewind took from there.
-        self.unstored: set[tuple[int, int]] = set()
 
     def rows(self, partition: int, first: int, end: int, config: int) -> pa.RecordBatch:
         return rows(partition, first, end, config, self.options.keys, self.options.spread)
@@ -187,8 +185,7 @@ class UpsertWorld(World):
                     del kept[key]
             self.uploaded -= {key for key in self.uploaded if key[0] == partition and key[1] >= len(cuts)}
         for key in [key for key, position in self.stored_at.items() if position.epoch > epoch]:
-            del self.stored[key], self.stored_at[key]
-            self.unstored.add(key)
+            self.stored_at[key] = opened[key[0]]
         for server in self.servers:
             server.rewound()
 
@@ -211,7 +208,6 @@ class UpsertWorld(World):
         taken_back = is_void(position.epoch, self.rewinds) is not None
         if not taken_back and (known is None or known.log_offset < position.log_offset):
             self.stored[key], self.stored_at[key] = data, position
-            self.unstored.discard(key)
 
     # --- what the controller knows ---
 
