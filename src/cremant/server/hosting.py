@@ -192,6 +192,7 @@ class Hosting:
         for reader in hosted.partitions.values():
             reader.promise(view.record.config.freshness_sla)
         hosted.rewinds = view.pipeline_record.rewinds
+        hosted.tell_when_ready()
         self._reconcile_segments(hosted, view)
         with hosted.lock:
             hosted.resets |= updating.to_read_again(hosted)

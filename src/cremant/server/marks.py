@@ -33,12 +33,14 @@ _WEAKEST = (INDEX, "create", "logAppend")
 class Marks:
     """`known`: what was visible where it begins, as the rows' segments say. One thread changes it at a time, any reads.
 
-    `rejected`: messages of closed epochs that became no row because of an error, since it began."""
+    Since the process reads the partition: `rows` taken; messages of closed epochs that were `rejected` because of an
+    error, or `filtered`; `stream_end`: end of the stream as last told, None: not yet."""
 
     def __init__(self, start: Position, known: Watermark | None = None, *, errors_hold: bool = False) -> None:
         self._errors_hold = errors_hold
         self.last_indexed_ms: int | None = None
-        self.rejected = 0
+        self.rows = self.rejected = self.filtered = 0
+        self.stream_end: int | None = None
         self.begin(start, known)
 
     def begin(self, start: Position, known: Watermark | None) -> None:
@@ -63,6 +65,7 @@ class Marks:
     def taken(self, taken: TakeRows, rows: int, now_ms: int) -> None:
         """Its rows, `rows` of them new, are where queries find them."""
         self.last_indexed_ms = now_ms
+        self.rows += rows
         time_ms, source = taken.max_ingestion_ms, taken.timestamp_type
         if time_ms is None and (rows or source == "create"):
             time_ms, source = now_ms, INDEX
@@ -82,10 +85,14 @@ class Marks:
 
     def closed(self, epoch: int, line: PartitionMark) -> None:
         self.rejected += line.rejected
+        self.filtered += line.filtered
+        self.stream_end = line.stream_end
         self._advance(epoch=epoch)
         self._see()
 
     def caught_up(self, at_ms: int) -> None:
+        """Nothing in the stream at `at_ms` is not visible."""
+        self.stream_end = max(self.stream_end or 0, self.now.next_offset)
         self._advance(caught_up_at_ms=newest(self.now.caught_up_at_ms, at_ms))
         self._see()
 
@@ -132,7 +139,7 @@ def known_at(sealed: Iterable[SegmentMetadata], start: Position) -> Watermark | 
     """How far a partition was visible at `start`, as its last segment before says. Those of former versions know the
     times of their rows only, and not whose clock gave them."""
     before = [one for one in sealed if one.end_offset is not None and one.end_offset <= start.next_offset]
-    last = max(before, key=lambda one: one.end_offset or 0, default=None)
+    last = max(before, key=lambda one: one.sequence, default=None)
     if last is None or last.mark is not None:
         return last.mark if last is not None else None
     ingested_ms = newest(*(one.max_ingestion_ms for one in before))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,9 +10,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from cremant.completion.breaker import BreakerState
-from cremant.model.cluster import BLOCKED
 from cremant.server.fetching import SegmentFetcher
 from cremant.server.hosting import Hosting
+from cremant.server.metrics_of_partitions import PartitionMetrics
 from cremant.server.peers import PeerService
 from cremant.server.sealing import Sealer
 from cremant.server.timings import Phase
@@ -34,6 +33,7 @@ class ServerMetrics(Collector):
         self._peers = peers
         self._uploads = uploads
         registry.register(self)
+        PartitionMetrics(registry, hosting.tables)
         self._queries = Counter(f"{_PREFIX}queries", "Answered server queries.", ["errorCode"], registry=registry)
         self._query_ms = Histogram(
             f"{_PREFIX}totalQueryTimeMs", "Time of a server query from arrival to answer.", buckets=_BUCKETS_MS,
@@ -45,7 +45,6 @@ class ServerMetrics(Collector):
         self._query_ms.observe(elapsed_ms)
 
     def collect(self) -> Iterator[Metric]:
-        yield from self._partitions()
         yield from self._segments()
         yield from self._fetches()
         yield from self._store()
@@ -114,33 +113,6 @@ class ServerMetrics(Collector):
         for cause, count in sorted(self._peers.sent.refused.items()):
             refused.add_metric([cause.value], count)
         yield from (fetched, received, failed, refused)
-
-    def _partitions(self) -> Iterator[Metric]:
-        labels = ["table", "partition"]
-        delay = GaugeMetricFamily(
-            f"{_PREFIX}realtimeIngestionDelayMs", "Now minus what is proven to be visible.", labels=labels
-        )
-        rows = GaugeMetricFamily(f"{_PREFIX}realtimeTailRows", "Rows not sealed yet.", labels=labels)
-        heap = GaugeMetricFamily(f"{_PREFIX}realtimeTailHeapBytes", "Heap that tails take.", labels=labels)
-        disk = GaugeMetricFamily(f"{_PREFIX}realtimeTailDiskBytes", "Disk that spilled tails take.", labels=labels)
-        stopped = GaugeMetricFamily(f"{_PREFIX}realtimePartitionStopped", "1: stopped by a broken rule.", labels=labels)
-        blocked = GaugeMetricFamily(
-            f"{_PREFIX}realtimePartitionBlocked", "1: takes no rows until there is room for them.",
-            labels=[*labels, "state"],
-        )  # fmt: skip
-        now_ms = time.time() * 1000
-        for partition in self._hosting.partitions():
-            key = [f"{partition.id.table}_REALTIME", str(partition.id.partition)]
-            fresh_ms = partition.visible.freshness_ms
-            if fresh_ms is not None:
-                delay.add_metric(key, max(0.0, now_ms - fresh_ms))
-            rows.add_metric(key, partition.tail.snapshot.rows)
-            heap.add_metric(key, partition.tail.heap_bytes)
-            disk.add_metric(key, partition.tail.disk_bytes)
-            stopped.add_metric(key, float(partition.state.value == "stopped"))
-            for state in sorted(BLOCKED):
-                blocked.add_metric([*key, state], float(partition.state_name == state))
-        yield from (delay, rows, heap, disk, stopped, blocked)
 
     def _segments(self) -> Iterator[Metric]:
         count = GaugeMetricFamily(f"{_PREFIX}segmentCount", "Segments by state.", labels=["table", "state"])

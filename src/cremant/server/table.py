@@ -12,7 +12,9 @@ that are known to differ from the committed ones.
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from typing import Any
 
 import msgspec
@@ -35,7 +37,10 @@ from cremant.server.resolved import SegmentPart as SegmentPart
 from cremant.server.resolved import TailRows as TailRows
 from cremant.server.resolved import leave_out_unknown
 from cremant.server.timings import PhaseTimes
+from cremant.shell.logs import log_event
 from cremant.wire.messages import TailRequest
+
+_log = logging.getLogger(__name__)
 
 
 class HostedTable:
@@ -59,6 +64,8 @@ class HostedTable:
         self.timings = PhaseTimes()
         #: Partitions that begin anew from their open segment with the next look at the view.
         self.resets: set[int] = set()
+        self._began_s = time.monotonic()
+        self._told_ready = False
         self._schema_version = 0
         self.update(record)
 
@@ -70,6 +77,17 @@ class HostedTable:
             if not same or null_handling(before) != null_handling(record):
                 self.alignment = Alignment(record.table_schema, null_handling=null_handling(record))
                 self._schema_version += 1
+
+    def tell_when_ready(self) -> None:
+        """Once all that is consumed here has caught up, the log says so."""
+        readers = list(self.partitions.values())
+        if not self._told_ready and readers and not any(reader.behind for reader in readers):
+            self._told_ready = True
+            log_event(
+                _log, "table is ready", table=self.name, partitions=len(readers),
+                elapsed_ms=round((time.monotonic() - self._began_s) * 1000),
+                ended_by=sorted({str(reader.catching_up.ended_by) for reader in readers}),
+            )  # fmt: skip
 
     @property
     def name(self) -> str:

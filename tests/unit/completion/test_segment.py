@@ -37,7 +37,7 @@ from cremant.model.limits import (
     WINNER_BEHIND_ROWS_MAX,
     WINNER_WAIT_MS,
 )
-from cremant.model.offsets import Position
+from cremant.model.offsets import Position, Watermark
 from cremant.model.segments import SegmentMetadata, SegmentStatus, StoreState
 from cremant.segment.cuts import FORCE_COMMIT, PRESSED, ROW_LIMIT, SIZE_LIMIT, TIME_LIMIT
 from cremant.wire.messages import CommitEnd, CompletionStatus, SegmentStored
@@ -214,6 +214,15 @@ def test_a_commit_seals_the_segment_and_opens_the_next_at_its_end() -> None:
     assert (done.status, done.rows, done.checksum, done.min_time_ms) == (SegmentStatus.DONE, 5, "c1", 3)
     assert (done.store_state, list(done.copies)) == (StoreState.STORED, ["s1"])
     assert (opened.name, opened.sequence) == ("t__0__1__19700101T0001Z", 1)
+
+
+def test_how_far_the_partition_was_visible_at_the_cut_is_kept_with_the_segment() -> None:
+    store = Store()
+    store.visible = {"s1": 100, "s2": 100, "s3": 100}
+    store.send(Consumed("s2", at(7), ROW_LIMIT), 0)
+    mark = Watermark(next_offset=7, epoch=3, max_ingestion_ms=5, caught_up_at_ms=9, source="logAppend", held_at_ms=4)
+    store.send(end(store, "s2", 1, at(7), mark=mark), 1)
+    assert (store.first.status, store.first.mark) == (SegmentStatus.DONE, mark)
 
 
 def test_the_committer_asking_again_gets_the_same_token() -> None:

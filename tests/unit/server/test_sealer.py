@@ -150,6 +150,10 @@ def test_a_commit_whose_reply_is_lost_is_asked_about_again_and_installed_from_th
     assert asked.at == end
     assert isinstance(committed, CommitEnd)
     assert (committed.rows, committed.token) == (100, 1)
+    # As far as the rows before the cut go, not those that followed.
+    assert committed.mark is not None
+    assert (committed.mark.next_offset, committed.mark.max_ingestion_ms) == (100, 1_700_000_000_099)
+    assert (committed.mark.source, world.partition.visible.max_ingestion_ms) == ("logAppend", 1_700_000_000_129)
     assert isinstance(again, SegmentConsumed)
     done = as_committed(
         world.opened, end,
@@ -273,6 +277,8 @@ def test_a_replica_far_behind_fetches_the_segment_and_goes_on_behind_it(
     world.consume()
     end = world.partition.closings.last
     done = world.committed_elsewhere(tmp_path, end)
+    known = msgspec.structs.replace(world.partition.visible, caught_up_at_ms=1_700_000_005_000)
+    done = msgspec.structs.replace(done, mark=known)
     # The same replica as it was before it had read anything, with the rest of the log still to come.
     world.epochs.write(50)
     own = world.partition.id
@@ -284,6 +290,7 @@ def test_a_replica_far_behind_fetches_the_segment_and_goes_on_behind_it(
     assert world.offsets((done.name,), 100) is None
     world.seal_until(lambda: world.table.segments[done.name].sealed is not None)
     kit.eventually(lambda: late.tail.snapshot.first_offset == 100)
+    assert late.visible == known, "what came with the segment is known before the log was read"
     world.consume()
     assert world.offsets((done.name,), 100) == world.offsets((), 0) == list(range(150))
     assert world.sealer.steps.fetched_total == 1
