@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -59,6 +60,15 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         document: dict[str, Any] = self._document("GET", "/status")
+        return document
+
+    def freshness(self, table: str) -> dict[str, Any]:
+        """As a broker sees it, who asks the servers; or the controller, if no broker answers. Raises NotFound."""
+        path = f"/tables/{quote(table, safe='')}/freshness"
+        try:
+            document: dict[str, Any] = _json(self._call("GET", self.broker() + path, "broker"), "broker")
+        except (Unavailable, DeadlineExceeded):
+            document = self._document("GET", path)
         return document
 
     def add_schema(self, schema: dict[str, Any]) -> None:

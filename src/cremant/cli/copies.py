@@ -8,10 +8,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Column, Table
 
+from cremant.cli.ages import age
 from cremant.cli.client import Client
 from cremant.cli.console import out, write_json
 from cremant.cli.find import Target
-from cremant.cli.status import age
 from cremant.cli.table import table_status
 
 #: Segments that are listed unless all are asked for.

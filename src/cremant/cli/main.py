@@ -249,6 +249,20 @@ def status(data_dir: DataDir = None, controller: ControllerUrl = None, as_json: 
 
 
 @app.command()
+def freshness(
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="Name of the table")],
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Look again each second, until Ctrl-C")] = False,
+    data_dir: DataDir = None,
+    controller: ControllerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how fresh a table is, what holds it back, and whether it keeps its promise (exit status 3: it does not)."""
+    from cremant.cli.freshness import freshness as run_freshness
+
+    raise typer.Exit(run_freshness(find_cluster(controller, data_dir), table, watch=watch, as_json=as_json))
+
+
+@app.command()
 def doctor(
     kafka: EpochKafka = None,
     kafka_properties: KafkaProperties = None,

@@ -27,6 +27,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from cremant import __version__
+from cremant.cli.ages import fresh_text
 from cremant.cli.client import Client
 from cremant.cli.console import exit_status, fail, notes, out, say
 from cremant.cli.find import Target
@@ -128,8 +129,7 @@ class Repl:
             say(f"[yellow]partial answer: {escape(str(problem['errorCode']))} {escape(str(problem['message']))}[/]")
         if self._timing and self._form is Format.TABLE:
             rows = len(response["resultTable"]["rows"])
-            lag = response.get("freshnessLagMs")
-            fresh = f", fresh to {lag} ms" if lag is not None else ""
+            fresh = f", {fresh_text(response)}" if response.get("numPartitionsExpected") else ""
             took = (time.monotonic() - started) * 1000
             say(
                 f"[dim]({rows} row{'s' * (rows != 1)}, {took:.0f} ms, {response.get('timeUsedMs', '?')} of them the "

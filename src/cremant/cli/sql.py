@@ -12,6 +12,7 @@ from typing import Any, assert_never
 from rich.markup import escape
 from rich.table import Table
 
+from cremant.cli.ages import fresh_text
 from cremant.cli.client import Client
 from cremant.cli.console import out, say, warn, write_json
 from cremant.cli.find import Target
@@ -89,11 +90,12 @@ def print_table(response: dict[str, Any], *, footer: bool = True) -> None:
     if not footer:
         return
     rows = len(table["rows"])
-    lag = response.get("freshnessLagMs")
-    fresh = f", fresh to {lag} ms" if lag is not None else ""
+    if response.get("numPartitionsExpected"):
+        broken = "[yellow]; the table promises more[/]" if response.get("freshnessSlaViolated") else ""
+        say(f"[dim]{fresh_text(response)}[/]{broken}")
     say(
         f"[dim]{rows} row{'s' if rows != 1 else ''} in {response.get('timeUsedMs', '?')} ms, "
-        f"{response.get('numDocsScanned', 0):,} of {response.get('totalDocs', 0):,} documents scanned{fresh}[/]"
+        f"{response.get('numDocsScanned', 0):,} of {response.get('totalDocs', 0):,} documents scanned[/]"
     )
 
 

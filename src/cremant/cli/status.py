@@ -9,6 +9,7 @@ import httpx
 from rich.markup import escape
 from rich.table import Table
 
+from cremant.cli.ages import age
 from cremant.cli.client import Client
 from cremant.cli.console import out, write_json
 from cremant.cli.find import Target
@@ -124,6 +125,10 @@ def problems(table: dict[str, Any]) -> list[str]:
                 found.append(f"partition {partition['partition']}: {instance} is dead")
             elif replica["error"]:
                 found.append(f"partition {partition['partition']} on {instance}: {replica['error']}")
+            elif replica.get("catchUp"):
+                done, total = replica["catchUp"]["logRecordsDone"], replica["catchUp"]["logRecordsOf"]
+                where = f"partition {partition['partition']} on {instance}"
+                found.append(f"{where} catches up: {done:,} of {total:,} records of its log")
             elif replica["state"] in BLOCKED:
                 where = f"partition {partition['partition']} on {instance}"
                 found.append(f"{where} takes no more rows ({replica['state']}) until segments are committed")
@@ -150,14 +155,6 @@ def last_heard(ms_ago: int | None) -> str:
     if ms_ago is None:
         return "not heard since the controller started"
     return f"heard {age(ms_ago)} ago"
-
-
-def age(ms: int) -> str:
-    seconds = ms // 1000
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds // size} {unit}"
-    return f"{seconds} s"
 
 
 def _freshness(partitions: list[dict[str, Any]]) -> str:

@@ -13,7 +13,8 @@ from prompt_toolkit.document import Document
 KEYWORDS = (
     "SELECT", "DISTINCT", "FROM", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", "OFFSET", "AS", "AND", "OR",
     "NOT", "IN", "BETWEEN", "LIKE", "IS NULL", "IS NOT NULL", "CASE", "WHEN", "THEN", "ELSE", "END", "CAST", "ASC",
-    "DESC", "NULLS FIRST", "NULLS LAST", "FILTER (WHERE", "EXPLAIN PLAN FOR", "SET", "OPTION", "TRUE", "FALSE", "NULL",
+    "DESC", "NULLS FIRST", "NULLS LAST", "FILTER (WHERE", "EXPLAIN PLAN FOR", "EXPLAIN FRESHNESS FOR", "SET", "OPTION",
+    "TRUE", "FALSE", "NULL",
 )  # fmt: skip
 _WORD = re.compile(r"[\w$]+$")
 _TABLE_EXPECTED = re.compile(r"\b(from|\\d)\s+[\w$]*$", re.IGNORECASE)

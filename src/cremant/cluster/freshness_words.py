@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from cremant.cluster.stages import SILENT_AFTER_MS
-from cremant.model.cluster import BLOCKED, TableRecord, TailReport
+from cremant.model.cluster import BLOCKED, CATCHING_UP, TableRecord, TailReport
 from cremant.wire.freshness import Upstream
 
 
@@ -22,6 +22,9 @@ def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: Tai
                 return "the server does not answer"
             if tail.error is not None:
                 return tail.error
+            if tail.state == CATCHING_UP:
+                done, total = tail.log_offset - tail.log_first, (tail.log_end or 0) - tail.log_first
+                return f"it catches up: {done:,} of {max(done, total):,} records of its log"
             if tail.watermark.freshness_ms is None:
                 return "it has no row yet whose time is known"
             if tail.state in BLOCKED or tail.state in ("waiting", "stopped"):

@@ -11,7 +11,7 @@ from cremant.completion.copies import Safety, safety_of, totals
 from cremant.controller.core import Controller
 from cremant.controller.streams import Round
 from cremant.controller.upsert_state import upsert_summary
-from cremant.model.cluster import TableRecord, TableView, as_json
+from cremant.model.cluster import CATCHING_UP, TableRecord, TableView, TailReport, as_json
 from cremant.model.errors import CremantError
 from cremant.model.limits import STREAM_LOOK_MS
 from cremant.model.segments import ReplicaState, SegmentStatus
@@ -129,12 +129,21 @@ def _partition(controller: Controller, table: TableView, index: int, ends: dict[
                 "visibleOffset": tails[instance].watermark.next_offset if instance in tails else None,
                 "epoch": tails[instance].watermark.epoch if instance in tails else None,
                 "tailRows": tails[instance].rows if instance in tails else None,
+                "catchUp": _catch_up(tails.get(instance)),
                 "state": tails[instance].state if instance in tails else None,
                 "error": tails[instance].error if instance in tails else None,
             }
             for instance in view.record.replicas
         },
     }
+
+
+def _catch_up(tail: TailReport | None) -> dict[str, int] | None:
+    """Of a replica that is not asked yet: records of its log that it has read since it started, of how many."""
+    if tail is None or tail.state != CATCHING_UP:
+        return None
+    done = tail.log_offset - tail.log_first
+    return {"logRecordsDone": done, "logRecordsOf": max(done, (tail.log_end or 0) - tail.log_first)}
 
 
 def stream_ends(
