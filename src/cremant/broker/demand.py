@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from cremant.broker.tokens import epoch_of, floors_of
 from cremant.cluster.lowwater import is_void
 from cremant.cluster.shown import Mark, Shown
-from cremant.model.cluster import Rewind
+from cremant.model.cluster import Rewind, TableView
 from cremant.model.errors import QueryError, UserError
 from cremant.model.query_codes import QueryCode
 from cremant.model.written import parse_write_token
@@ -39,12 +40,14 @@ class OnStale(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`rows`: partition -> offset below which every row must be in the answer. Times are wall clock."""
+    """`rows`: partition -> offset below which every row must be in the answer. `epoch`: of an upsert table, the least
+    that it may be of. Times are wall clock."""
 
     max_lag_ms: int | None = None
     min_fresh_ms: int | None = None
     rows: Mapping[int, int] = field(default_factory=dict)
     on_stale: OnStale = OnStale.WAIT
+    epoch: int = 0
 
     def least_ms(self, now_ms: int) -> int:
         """What must be in an answer that is delivered at `now_ms`: everything of before that time; 0: whatever."""
@@ -52,7 +55,11 @@ class Demand:
         return max(least, self.min_fresh_ms or 0, 0)
 
     def is_met(self, partition: int, mark: Mark, least_ms: int) -> bool:
-        return mark.offset >= self.rows.get(partition, 0) and (least_ms == 0 or (mark.fresh_ms or 0) >= least_ms)
+        return (
+            mark.offset >= self.rows.get(partition, 0)
+            and mark.epoch >= self.epoch
+            and (least_ms == 0 or (mark.fresh_ms or 0) >= least_ms)
+        )
 
 
 def demand_of(options: Mapping[str, str]) -> Demand | None:
@@ -73,6 +80,16 @@ def demand_of(options: Mapping[str, str]) -> Demand | None:
             hint="leave one of them away",
         )
     return Demand(max_lag_ms, min_fresh_ms, rows, OnStale(on_stale.lower()) if on_stale else OnStale.WAIT)
+
+
+def seen_of(options: Mapping[str, str], table: TableView) -> Demand | None:
+    """What the client of a `notBefore` has seen. Raises QueryError 700 for what is no token of this table."""
+    token = options.get("notbefore")
+    if token is None:
+        return None
+    if table.record.config.upsert is not None:
+        return Demand(epoch=epoch_of(token, table))
+    return Demand(rows=floors_of(token, table))
 
 
 def _ms(options: Mapping[str, str], name: str, *, least: int) -> int | None:

@@ -32,8 +32,7 @@ async def answer_fresh(
 ) -> None:  # fmt: skip
     """`run` fills in the response, and says how many ms that took without waiting for a turn. Raises QueryError 305 for
     a demand that is not met and not to be answered without."""
-    left_s = deadline_s - time.monotonic()
-    until_s = deadline_s - min(ANSWER_RESERVE_S, left_s * ANSWER_RESERVE_SHARE)
+    until_s = _latest_s(deadline_s)
     margin_ms = MARGIN_FIRST_MS
     for tries_left in reversed(range(TRIES_MAX)):
         settling = await marks.settle(table, demand, until_s=until_s, margin_ms=_capped(demand, margin_ms))
@@ -54,6 +53,17 @@ async def answer_fresh(
             break
         response.begin_again()
     _end(demand, settling, response, lacking, ran_ms if too_slow else None)
+
+
+async def await_seen(marks: Marks, seen: Demand, table: str, response: BrokerResponse, deadline_s: float) -> None:
+    """What the client has seen before is visible somewhere, or cannot be in time: the gather says so."""
+    settling = await marks.settle(table, seen, until_s=_latest_s(deadline_s), margin_ms=0.0)
+    response.waited_ms += settling.waited_ms
+
+
+def _latest_s(deadline_s: float) -> float:
+    """Until when a query may wait for what is to arrive."""
+    return deadline_s - min(ANSWER_RESERVE_S, (deadline_s - time.monotonic()) * ANSWER_RESERVE_SHARE)
 
 
 def _capped(demand: Demand, margin_ms: float) -> float:

@@ -97,20 +97,36 @@ class Marks:
     # --- asking ---
 
     async def look(
-        self, routes: Routes, partitions: Collection[int] | None = None, *, timeout_s: float = LOOK_TIMEOUT_S
+        self,
+        routes: Routes,
+        partitions: Collection[int] | None = None,
+        *,
+        timeout_s: float = LOOK_TIMEOUT_S,
+        on_reply: Callable[[str, WatermarksReply | str], bool] = lambda server, reply: False,
     ) -> dict[str, WatermarksReply | str]:
-        """Live server -> what it says of these partitions (all) now, or why it says nothing."""
+        """Live server -> what it says of these partitions (all) now, or why it says nothing. Ends early once `on_reply`
+        says that this is enough."""
         asked = {server: _replicated(routes, server, partitions) for server in routes.urls}
-        servers = [server for server, those in asked.items() if those]
+        replies: dict[str, WatermarksReply | str] = {}
 
-        async def one(server: str) -> WatermarksReply | str:
+        async def one(server: str) -> str:
             wanted = tuple(WantedMark(partition=partition) for partition in asked[server])
             try:
-                return await self._ask(routes, server, wanted, 0, timeout_s)
+                replies[server] = await self._ask(routes, server, wanted, 0, timeout_s)
             except CremantError as error:
-                return str(error)
+                replies[server] = str(error)
+            return server
 
-        return dict(zip(servers, await asyncio.gather(*map(one, servers)), strict=True))
+        tasks = [asyncio.ensure_future(one(server)) for server, those in asked.items() if those]
+        try:
+            for done in asyncio.as_completed(tasks):
+                server = await done
+                if on_reply(server, replies[server]):
+                    break
+        finally:
+            for task in tasks:
+                task.cancel()
+        return replies
 
     async def _ask(
         self, routes: Routes, server: str, wanted: tuple[WantedMark, ...], timeout_ms: int, grace_s: float
@@ -142,9 +158,7 @@ class Marks:
             with self._place(table):
                 await settling.wait(until_s)
         elif settling.routes is not None:
-            replies = await self.look(settling.routes, settling.had.unmet)
-            settling.causes = {server: reply for server, reply in replies.items() if isinstance(reply, str)}
-            settling.look()
+            await self.look(settling.routes, settling.had.unmet, on_reply=settling.replied)
         return settling
 
     def routes(self, table: str) -> Routes | None:
@@ -199,6 +213,13 @@ class Settling:
             return
         rewinds = routes.table.pipeline_record.rewinds if routes.table.record.config.upsert is not None else ()
         self.had = settled(self._demand, self._marks.of(routes), routes.replicas, self._least_ms(), rewinds)
+
+    def replied(self, server: str, reply: WatermarksReply | str) -> bool:
+        """Whether no other server need be asked."""
+        if isinstance(reply, str):
+            self.causes[server] = reply
+        self.look()
+        return not self.had.unmet
 
     async def wait(self, until_s: float) -> None:
         """Returns when it is met, or the time is over."""

@@ -26,8 +26,8 @@ import msgspec
 import pyarrow as pa
 
 from cremant.broker.asking import Asking, Errands
-from cremant.broker.demand import NOTHING_SETTLED, Settled, demand_of
-from cremant.broker.fresh import answer_fresh
+from cremant.broker.demand import NOTHING_SETTLED, Settled, demand_of, seen_of
+from cremant.broker.fresh import answer_fresh, await_seen
 from cremant.broker.freshness import provenance_of
 from cremant.broker.options import answer_bytes_max, server_answer_bytes_max, timeout_ms
 from cremant.broker.response import BrokerResponse, Result
@@ -223,7 +223,9 @@ class QueryService:
             newest = self.asking.newest_routes(routes.table.name) or routes
             return await self._in_turn(newest, asked, response, Errands(plan, deadline_s, room, settled))
 
-        demand = demand_of(plan.options)
+        demand, seen = demand_of(plan.options), seen_of(plan.options, routes.table)
+        if seen is not None:
+            await await_seen(self.marks, seen, routes.table.name, response, deadline_s)
         if demand is None:
             await run(NOTHING_SETTLED)
         else:

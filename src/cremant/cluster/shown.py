@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from cremant.model.offsets import Watermark
 
@@ -25,14 +26,14 @@ TOGETHER_MS = 250
 Pair = tuple[int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """Rows below `offset` are visible (as of closed `epoch`, upsert tables), and with them everything that was in the
-    stream before `fresh_ms`; None: nothing is proven."""
+    stream before `fresh_ms`; None: nothing is proven. `said_ms`: when it was said, at the earliest (monotonic)."""
 
     offset: int
     epoch: int
     fresh_ms: int | None
+    said_ms: float = 0.0
 
 
 @dataclass(slots=True)
@@ -42,32 +43,29 @@ class Shown:
     marks: dict[int, dict[str, Mark]] = field(default_factory=dict)
     offsets: dict[Pair, int] = field(default_factory=dict)
     late: frozenset[Pair] = frozenset()
-    #: When each pair said so, at the latest (monotonic ms).
-    _said_ms: dict[Pair, float] = field(default_factory=dict)
 
     def note(
         self, partition: int, server: str, watermark: Watermark, *, offset: int, now_ms: float, age_ms: float = 0.0
     ) -> None:
         """`now_ms`: monotonic. `age_ms`: the server said so that long ago at most."""
-        fresh_ms = watermark.freshness_ms
-        self.offsets[partition, server] = offset
+        fresh_ms, said_ms = watermark.freshness_ms, now_ms - age_ms
+        pair = (partition, server)
+        self.offsets[pair] = offset
         marks = self.marks.get(partition)
         if marks is None:
             marks = self.marks[partition] = {}
-        marks[server] = Mark(offset, watermark.epoch, fresh_ms)
-        said = self._said_ms
-        said[partition, server] = now_ms - age_ms
-        if len(marks) == 1:
-            return
-        newest_ms = max(mark.fresh_ms or 0 for mark in marks.values())
+        marks[server] = Mark(offset, watermark.epoch, fresh_ms, said_ms)
+        is_late = False
         for other, mark in marks.items():
-            pair = (partition, other)
-            behind_ms = newest_ms - (mark.fresh_ms or 0)
-            if behind_ms <= LATE_MS:
-                if pair in self.late:
-                    self.late -= {pair}
-            elif behind_ms > LATE_MS + now_ms - said[pair] and now_ms - said[pair] <= TOGETHER_MS + age_ms:
-                self.late |= {pair}
+            ahead_ms = (fresh_ms or 0) - (mark.fresh_ms or 0)
+            if ahead_ms > LATE_MS + max(0.0, said_ms - mark.said_ms) and mark.said_ms >= said_ms - TOGETHER_MS:
+                self.late |= {(partition, other)}
+            elif -ahead_ms > LATE_MS + age_ms:
+                is_late = True
+        if is_late:
+            self.late |= {pair}
+        elif pair in self.late:
+            self.late -= {pair}
 
     def known(self, partition: int, servers: Collection[str]) -> Iterable[Mark]:
         """What these of its replicas have said."""

@@ -54,7 +54,9 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     @property
     def freshness_ms(self) -> int | None:
         """Wall time up to which everything in the stream is visible, as far as it can be proven."""
-        known = [t for t in (self.max_ingestion_ms, self.caught_up_at_ms) if t is not None]
-        if not known:
-            return None
-        return max(known) if self.held_at_ms is None else min(max(known), self.held_at_ms)
+        newest, caught_up = self.max_ingestion_ms, self.caught_up_at_ms
+        if newest is None or (caught_up is not None and caught_up > newest):
+            newest = caught_up
+        if newest is None or self.held_at_ms is None:
+            return newest
+        return min(newest, self.held_at_ms)

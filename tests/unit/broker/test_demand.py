@@ -271,6 +271,18 @@ def test_writes_that_never_come_are_named(kit: Kit, token: str, said: str) -> No
     assert (said in message(answer), answer["resultTable"]["rows"]) == (True, [[200]])
 
 
+def test_what_a_client_has_seen_is_waited_for_without_a_turn(kit: Kit) -> None:
+    token = ask(kit, "set timeoutMs = 50000")["readToken"]
+    kit.service.marks._shown.clear()
+    for server in SERVERS:
+        show(kit, server, 0, age_ms=0, offset=90)
+        kit.servers[server].asked.clear()
+    timer = later(lambda: show(kit, "Server_2", 0, age_ms=0))
+    assert rows(ask(kit, f"set notBefore = '{token}'; set timeoutMs = 50000")) == 200
+    timer.join()
+    assert len(kit.servers["Server_1"].asked) <= 1, "no server was asked for rows before they were there"
+
+
 # --- upsert tables: the same, by epochs ---
 
 

@@ -202,7 +202,7 @@ def test_with_a_token_the_servers_are_told_what_must_be_there(kit: Kit) -> None:
 def test_an_answer_older_than_the_token_is_never_given_unflagged(kit: Kit) -> None:
     """These servers do not wait, and say nothing about it: the broker sees it by their offsets."""
     token = base64.urlsafe_b64encode(json.dumps({"t": "gold", "i": "abc", "e": 5, "o": {"0": 101}}).encode()).decode()
-    answer = post(kit, f"set notBefore = '{token}'; {COUNT}")
+    answer = post(kit, f"set notBefore = '{token}'; set timeoutMs = 2000; {COUNT}")
     assert (codes(answer), answer["partialResult"], "resultTable" in answer) == ([305], True, False)
     assert "no replica showed partition 0 up to 101, which notBefore asks for" in answer["exceptions"][0]["message"]
     assert "Server_1: shows partition 0 up to 100 only" in answer["exceptions"][0]["message"]
@@ -213,7 +213,7 @@ def test_the_token_of_a_partial_answer_still_names_what_the_client_has_seen_of_t
     """Else the answer after it might show less of that partition than the one before it."""
     seen = {"t": "gold", "i": "abc", "e": 5, "o": {"0": 101, "1": 50}}
     token = base64.urlsafe_b64encode(json.dumps(seen).encode()).decode()
-    answer = post(kit, f"set notBefore = '{token}'; set numReplicaGroupsToQuery = 2; {COUNT}")
+    answer = post(kit, f"set notBefore = '{token}'; set numReplicaGroupsToQuery = 2; set timeoutMs = 2000; {COUNT}")
     assert (codes(answer), answer["resultTable"]["rows"]) == ([305], [[100]])
     token = answer["readToken"]
     assert json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))["o"] == {"0": 101, "1": 100}
