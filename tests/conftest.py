@@ -7,6 +7,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from certificates import share_certificates
 from lanes import Lanes, lanes_first, once_more
 
 from kafka import kafka, kafka_one_node, kafka_three, kafka_three_nodes
@@ -16,6 +17,8 @@ __all__ = ["kafka", "kafka_one_node", "kafka_three", "kafka_three_nodes"]
 # How long an example takes says how busy the machine is, and what the first one imports.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
+
+share_certificates()
 
 _BROKERS = {"kafka_one_node", "kafka_three_nodes"}
 
