@@ -36,7 +36,7 @@ LOOK_EVERY_S = 0.1
 #: Threads that ask, commit and install; each call of the controller has a deadline.
 TALKS_RUNNING_MAX = 4
 #: A segment that is ready a little later costs nobody anything; queries and ingestion that wait for a core do. At
-#: 10,000 rows/s on two busy cores, a commit every second: lag p99 1,098 ms without, 825 ms with; queries 188 and 134 ms.
+#: 10,000 rows/s on two busy cores, a commit every second: lag p99 1,098 ms without, 825 ms with; queries 188 and 134.
 BUILD_NICE = 10
 
 
