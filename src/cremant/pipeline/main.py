@@ -16,14 +16,13 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from cremant.log.open import open_logs
 from cremant.model.cluster import Role
 from cremant.model.errors import Unavailable
 from cremant.model.settings import Settings
 from cremant.pipeline.java import Jvm, JvmStart
+from cremant.pipeline.metrics import PipelineMetrics
 from cremant.pipeline.session import begin_jvm, open_session, remove_socket_directory
 from cremant.pipeline.supervisor import Supervisor
 from cremant.pipeline.warmup import warm_up
@@ -33,7 +32,7 @@ from cremant.shell.logs import log_event, setup_logging
 from cremant.shell.member import Member
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
@@ -115,45 +114,6 @@ class SessionOnTheWay:
             _log.debug("Spark did not stop cleanly", exc_info=error)
 
 
-class PipelineMetrics(Collector):
-    """What `/metrics` says of each table."""
-
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
-
-    def collect(self) -> Iterator[Metric]:
-        families = {
-            "epoch": "Last closed epoch.",
-            "rows_total": "Rows appended since this process began.",
-            "rejected_total": "Messages that did not become rows.",
-            "filtered_total": "Rows that filter or function dropped.",
-            "lag_rows": "Messages of the stream that are not in a closed epoch.",
-            "batch_ms": "Length of the last batch.",
-            "restarts": "How often the query was started again after a failure.",
-        }
-        reports = self._supervisor.report().pipelines
-        for name, text in families.items():
-            family = GaugeMetricFamily(f"cremant_pipeline_{name}", text, labels=["table"])
-            for report in reports:
-                value = getattr(report, name)
-                if value is not None:
-                    family.add_metric([report.table], float(value))
-            yield family
-        causes = GaugeMetricFamily("cremant_pipeline_rejected", "Rejected by cause.", labels=["cause"])
-        for query in self._supervisor.queries():
-            for cause, count in sorted(query.totals.rejected.items()):
-                causes.add_metric([cause], float(count))
-        yield causes
-        phases = GaugeMetricFamily(
-            "cremant_pipeline_phase_ms", "Where a batch of lately spent its time, by Spark's names.",
-            labels=["table", "phase"],
-        )  # fmt: skip
-        for query in self._supervisor.queries():
-            for phase, spent_ms in sorted(query.totals.phases_ms.items()):
-                phases.add_metric([query.table, phase], float(spent_ms))
-        yield phases
-
-
 def run_pipeline(settings: Settings, *, port: int = 8100, insecure: bool = False, standby: bool = False) -> None:
     """Runs until SIGTERM or SIGINT. Raises NoResource (no Java, port in use, directory in use), InvalidConfig."""
     with hold_directory(settings.data_dir, Role.PIPELINE):
@@ -176,7 +136,7 @@ def _run(settings: Settings, *, port: int, insecure: bool, standby: bool) -> Non
     supervisors.append(supervisor)
     session.is_idle = lambda: standby or (member.view is not None and not supervisor.queries())
     registry = CollectorRegistry()
-    registry.register(PipelineMetrics(supervisor))
+    registry.register(PipelineMetrics(supervisor.queries))
 
     def ready() -> tuple[bool, str]:
         if session.error is not None:

@@ -104,10 +104,6 @@ class TableQuery:
         self._thread = threading.Thread(target=self._live, name=f"table-{table.name}", daemon=True)
 
     @property
-    def table(self) -> str:
-        return self._table.name
-
-    @property
     def incarnation(self) -> str:
         return self._table.record.incarnation
 
