@@ -23,6 +23,7 @@ from starlette.routing import Route
 from cremant.broker.metrics import BrokerMetrics, NetworkMetrics
 from cremant.broker.query import QueryService
 from cremant.broker.rest import routes
+from cremant.cluster.load import Loads
 from cremant.exec.engine import Engine
 from cremant.model.cluster import (
     ClusterView,
@@ -127,6 +128,12 @@ class Kit:
     service: QueryService
     caught_up_at_ms: list[int | None]
     rows: dict[int, pa.RecordBatch]
+
+    def forget(self) -> None:
+        """What the broker has learnt of its servers: load, and how far they are."""
+        self.service.network.loads = Loads()
+        self.service.marks._shown.clear()
+        self.service.marks._looked_s.clear()
 
 
 def _answer(query: ServerQuery, name: str, kit: Kit, engine: Engine) -> tuple[ServerAnswer, pa.Table | None]:

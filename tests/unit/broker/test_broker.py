@@ -18,7 +18,6 @@ import pytest
 import sqlalchemy
 from broker_kit import START_MS, Kit, broker_kit
 
-from cremant.cluster.load import Loads
 from cremant.model.segments import ColumnPartitions, SegmentStatus
 from cremant.model.table import PartitionFunction
 
@@ -40,7 +39,7 @@ def kit(shared_kit: Kit) -> Kit:
         behaviour.asked.clear()
         behaviour.cancelled.clear()
     shared_kit.caught_up_at_ms[:] = [START_MS + 300_000, START_MS + 250_000]
-    shared_kit.service.network.loads = Loads()
+    shared_kit.forget()
     return shared_kit
 
 

@@ -15,7 +15,6 @@ from broker_kit import PARTITIONS, Kit, as_upsert, broker_kit
 
 from cremant.broker import marks as marks_module
 from cremant.broker.demand import Demand, OnStale, demand_of, settled, shortfall
-from cremant.cluster.load import Loads
 from cremant.cluster.shown import Mark, Shown
 from cremant.model.errors import QueryError
 from cremant.model.limits import BROKER_QUERIES_RUNNING_MAX
@@ -51,8 +50,7 @@ def kit(shared_kit: Kit) -> Iterator[Kit]:
         behaviour.asked.clear()
         behaviour.marks_asked.clear()
         behaviour.marks.clear()
-    shared_kit.service.network.loads = Loads()
-    shared_kit.service.marks._shown.clear()
+    shared_kit.forget()
 
 
 def show(kit: Kit, server: str, *partitions: int, age_ms: int | None, offset: int = 100, epoch: int = 5) -> None:
@@ -238,7 +236,7 @@ def test_a_query_slower_than_its_own_bound_says_so(kit: Kit) -> None:
     assert (rows(answer), answer["freshnessLagMs"]) == (200, 0), "a clock ahead makes nothing fresher than now"
     for server in SERVERS:
         show(kit, server, 0, 1, age_ms=-700)
-    kit.service.marks._shown.clear()
+    kit.forget()
     answer = ask(kit, "set maxFreshnessLagMs = 200; set timeoutMs = 30000")
     assert "the query itself took" in message(answer)
 
@@ -273,7 +271,7 @@ def test_writes_that_never_come_are_named(kit: Kit, token: str, said: str) -> No
 
 def test_what_a_client_has_seen_is_waited_for_without_a_turn(kit: Kit) -> None:
     token = ask(kit, "set timeoutMs = 50000")["readToken"]
-    kit.service.marks._shown.clear()
+    kit.forget()
     for server in SERVERS:
         show(kit, server, 0, age_ms=0, offset=90)
         kit.servers[server].asked.clear()

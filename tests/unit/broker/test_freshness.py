@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from cremant.broker.freshness import freshness_of
 from cremant.broker.query import QueryService
 from cremant.broker.response import BrokerResponse, Freshness
-from cremant.cluster.load import Loads
 from cremant.cluster.shown import LATE_MS, Mark, Shown
 from cremant.exec.engine import Engine
 from cremant.model.offsets import OffsetRange, Watermark
@@ -61,9 +60,7 @@ def kit(shared_kit: Kit) -> Iterator[Kit]:
         behaviour.behind, behaviour.refuse, behaviour.mute, behaviour.error_code = False, False, False, 0
         behaviour.asked.clear()
         behaviour.marks.clear()
-    shared_kit.service.network.loads = Loads()
-    shared_kit.service.marks._shown.clear()
-    shared_kit.service.marks._looked_s.clear()
+    shared_kit.forget()
 
 
 def promise(kit: Kit, **sla: int) -> None:

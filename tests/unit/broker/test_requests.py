@@ -39,7 +39,7 @@ def kit(shared_kit: Kit) -> Iterator[Kit]:
         behaviour.delay_s, behaviour.behind, behaviour.refuse, behaviour.reply = 0.0, False, False, None
         behaviour.asked.clear()
         behaviour.cancelled.clear()
-    shared_kit.service.network.loads = Loads()
+    shared_kit.forget()
 
 
 def post(kit: Kit, sql: str, **body: Any) -> dict[str, Any]:
