@@ -76,6 +76,11 @@ class Progress:
                 for partition, end in enumerate(closed)
             )
 
+    def rest(self) -> None:
+        """Nobody asks the stream any more, so nobody knows whether it answers."""
+        with self._lock:
+            self._error = None
+
     def forget(self) -> None:
         """Another process is in charge now, or nobody."""
         with self._lock:

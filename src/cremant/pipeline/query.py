@@ -166,6 +166,7 @@ class TableQuery:
         """One round: from the wish to run to the end of a run."""
         if self._unwanted():
             self._set(State.PAUSED)
+            self._totals.progress.rest()
             self._lease.release()
             self._sleep(60_000)
             return

@@ -93,6 +93,11 @@ def test_an_error_stays_until_the_stream_answers() -> None:
     with progress.asking("the end of topic t"):
         assert progress.error == "no broker of Kafka answers", "not yet"
     assert progress.error is None
+    with pytest.raises(Unavailable), progress.asking("the end of topic t"):
+        raise Unavailable("no broker of Kafka answers")
+    progress.rest()
+    assert progress.error is None, "the table is paused: nobody asks"
+    assert progress.partitions != ()
 
 
 def test_a_question_without_an_answer_is_said_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
