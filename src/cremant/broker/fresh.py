@@ -51,6 +51,8 @@ async def answer_fresh(
         too_slow = demand.max_lag_ms is not None and ran_ms > demand.max_lag_ms
         if demand.on_stale is not OnStale.WAIT or too_slow or not tries_left or time.monotonic() >= until_s:
             break
+        if response.exceptions and settling.routes is not None:
+            marks.doubt(settling.routes, lacking)
         response.begin_again()
     _end(demand, settling, response, lacking, ran_ms if too_slow else None)
 

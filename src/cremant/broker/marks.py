@@ -83,6 +83,11 @@ class Marks:
             offset = tail.watermark.next_offset if is_upsert else tail.covered.next
             shown.note(tail.partition, server, tail.watermark, offset=offset, now_ms=now_ms, age_ms=age_ms)
 
+    def doubt(self, routes: Routes, partitions: Collection[int]) -> None:
+        """Nobody shows of them what was said: it was taken back by a rewind, or those who said so are gone."""
+        for partition in partitions:
+            self.of(routes).marks.pop(partition, None)
+
     def look_soon(self, routes: Routes, lag_ms: int | None) -> None:
         """After a query whose answer was so old. Costs two comparisons while nobody is late."""
         if (lag_ms is not None and lag_ms <= LATE_MS) and not self.of(routes).late:

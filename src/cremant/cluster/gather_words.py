@@ -60,6 +60,7 @@ def _why(servers: Collection[str], causes: Mapping[str, str]) -> str:
 def _awaited(parts: Iterable[Part], floors: Mapping[int, int]) -> str:
     awaited = [part for part in parts if not part.segment and floors.get(part.partition, 0) > part.from_offset]
     return "".join(
-        f"; no replica showed partition {part.partition} up to {floors[part.partition]}, which notBefore asks for"
+        f"; no replica showed partition {part.partition} up to {floors[part.partition]}, "
+        "which the query must see (notBefore, or a demand for freshness)"
         for part in awaited[:_LISTED_MAX]
     )

@@ -215,11 +215,12 @@ def assign(
 ) -> Assignment:
     """One server for each part. `avoid`: servers not to ask for a part; `suspects`: asked only for want of others;
     `like`: only servers that are no suspects and at least as able as that one."""
-    usual = not avoid and not suspects and like is None and not wishes.floors
+    usual = not avoid and not suspects and like is None
     groups: dict[tuple[str, ...], list[Part]] = {}
     for part in parts:
-        best = routes.best(part) if usual else ()
-        if not usual or not _all_timely(part, best, wishes):
+        is_usual = usual and (bool(part.segment) or not wishes.floors)
+        best = routes.best(part) if is_usual else ()
+        if not is_usual or not _all_timely(part, best, wishes):
             best = _best(routes, part, avoid, suspects, wishes, like)
         groups.setdefault(best, []).append(part)
     unassigned = groups.pop((), [])

@@ -269,6 +269,17 @@ def test_writes_that_never_come_are_named(kit: Kit, token: str, said: str) -> No
     assert (said in message(answer), answer["resultTable"]["rows"]) == (True, [[200]])
 
 
+def test_writes_that_were_taken_back_are_waited_for_again(kit: Kit) -> None:
+    """A rewind: what servers have shown before is not there any more, and comes again."""
+    own = """set readYourWrites = '{"0": 99}'; set timeoutMs = 50000"""
+    assert rows(ask(kit, own)) == 200
+    for server in SERVERS:
+        show(kit, server, 0, age_ms=0, offset=50)
+    timer = later(lambda: [show(kit, server, 0, age_ms=0) for server in SERVERS])
+    assert rows(ask(kit, own)) == 200
+    timer.join()
+
+
 def test_what_a_client_has_seen_is_waited_for_without_a_turn(kit: Kit) -> None:
     token = ask(kit, "set timeoutMs = 50000")["readToken"]
     kit.forget()

@@ -196,6 +196,19 @@ def test_the_source_is_the_weakest_of_all() -> None:
     assert freshness_of([ServerAnswer(instance="s", partitions=tails[:1])], RECORD, 1, {}).source == "logAppend"
 
 
+def test_consuming_segments_count_as_asked_for_even_if_their_server_had_no_need_to_read_them() -> None:
+    """As in Pinot: queried and fresh or not, before pruning; processed after it; matched with rows that match."""
+    of = (tail(0, 700), msgspec.structs.replace(tail(1, 500), matched=False))
+    pruned = msgspec.structs.replace(tail(2, 300), processed=False, matched=False)
+    response = BrokerResponse("1", None, now_ms=1_000)
+    response.answers = [ServerAnswer(instance="a", partitions=of), ServerAnswer(instance="b", partitions=(pruned,))]
+    response.freshness = freshness_of(response.answers, RECORD, 3, {})
+    fields = response.as_fields()
+    names = ("numConsumingSegmentsQueried", "numConsumingSegmentsProcessed", "numConsumingSegmentsMatched")
+    assert [fields[name] for name in names] == [3, 2, 1]
+    assert (fields["minConsumingFreshnessTimeMs"], fields["freshnessLagMs"]) == (300, 700)
+
+
 # --- which replica is asked ---
 
 

@@ -346,7 +346,7 @@ def test_a_floor_that_no_replica_reaches_is_named() -> None:
         for refresh in [effect for effect in effects if isinstance(effect, Refresh)]:
             effects = gather.step(Refreshed(gather.routes.view), refresh.at_ms)
     assert codes(gather) == [QueryCode.BROKER_SEGMENT_UNAVAILABLE]
-    assert "no replica showed partition 0 up to 15, which notBefore asks for" in gather.exceptions[0].message
+    assert "no replica showed partition 0 up to 15, which the query must see (notBefore" in gather.exceptions[0].message
     assert "s1: is behind; s2: is behind" in gather.exceptions[0].message
 
 
