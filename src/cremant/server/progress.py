@@ -31,6 +31,11 @@ class Progress:
         self._waiters: list[_Waiter] = []
         self._guard = threading.Lock()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return len(self._waiters)
+
     def reached(self, offset: int, fresh_ms: int | None = None) -> None:
         """All rows below `offset` are visible, and all that was in the stream at wall time `fresh_ms` (None: not
         known). Both may go back (a rewind)."""

@@ -172,6 +172,45 @@ def test_only_so_many_demands_wait(world: World, monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
+def test_who_hangs_up_is_not_waited_for_any_longer(world: World) -> None:
+    world.epochs.write(10)
+    world.consume()
+    member: Any = SimpleNamespace(fenced=False, id="Server_1")
+    app = Starlette(routes=watermark_routes(world.tables, member))
+    late = WantedMark(partition=0, offset=99)
+    asked = WatermarksRequest(table="trips", incarnation=INCARNATION, wanted=(late,), timeout_ms=30_000)
+
+    async def run() -> None:
+        app.state.stopping = asyncio.Event()
+        messages = iter([{"type": "http.request", "body": encode(asked)}])
+        hung_up = asyncio.Event()
+
+        async def receive() -> Any:
+            if (message := next(messages, None)) is not None:
+                return message
+            await hung_up.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        scope = {
+            "type": "http", "method": "POST", "path": "/internal/v1/watermarks", "headers": [], "query_string": b"",
+            "app": app,
+        }  # fmt: skip
+        serving = asyncio.create_task(app(scope, receive, send))
+        waiting = world.partitions[0].progress
+        while not waiting.waiting:  # noqa: ASYNC110 (as a thread would see it)
+            await asyncio.sleep(0.001)
+        assert not serving.done()
+        hung_up.set()
+        await asyncio.wait_for(serving, 20)
+        await asyncio.sleep(0)
+        assert waiting.waiting == 0
+
+    asyncio.run(run())
+
+
 def test_over_http_a_demand_ends_with_the_process(world: World) -> None:
     world.epochs.write(10)
     world.consume()
@@ -202,3 +241,22 @@ def test_over_http_a_demand_ends_with_the_process(world: World) -> None:
             assert (answer.status_code, answer.text) == (503, "Server_1 is being stopped")
 
     asyncio.run(run())
+
+
+def test_who_waits_for_a_stopped_partition_holds_up_nobody(world: World) -> None:
+    """It had reached what is wanted, but is not asked any more: perhaps another takes its place."""
+    world.epochs.write(10)
+    world.consume()
+    world.partitions[0].close()
+
+    async def run() -> tuple[Any, int]:
+        waiting = asyncio.create_task(world.ask(WantedMark(partition=0, offset=5), timeout_ms=300))
+        turns = 0
+        while not waiting.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        return await waiting, turns
+
+    tails, turns = asyncio.run(run())
+    assert tails == ()
+    assert turns >= 3
