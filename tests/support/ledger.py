@@ -237,7 +237,7 @@ class Findings:
 class Checker:
     """Asks all the time, in threads of its own; `findings()` compares every complete answer with the ledger."""
 
-    def __init__(self, rest: Rest, ledger: Ledger, *, threads: int = 2, pause_s: float = 0.02) -> None:
+    def __init__(self, rest: Rest, ledger: Ledger, *, threads: int = 2, pause_s: float = 0.05) -> None:
         self._rest = rest
         self._ledger = ledger
         self._pause_s = pause_s
