@@ -114,6 +114,7 @@ def test_the_product_logs_and_answers_instead_of_printing() -> None:
 #: Sleeps of the product: where, and what bounds them.
 SLEEPS = {
     "src/cremant/cli/checks.py": "a fifth of a second, once, to see two clocks run",
+    "src/cremant/cli/freshness.py": "between two looks of who watches, a second each, until Ctrl-C",
     "src/cremant/cli/supervisor.py": "ticks of a loop that ends by a deadline or a signal",
     "src/cremant/cli/table_epochs.py": "polls the controller for the end of a rebuild, until --wait is over",
     "src/cremant/controller/tables.py": "polls for servers until servers_grace_ms",
