@@ -25,6 +25,8 @@ _UNITS = {
     "rate_per_s": "1/s", "rows_per_s": "1/s", "steady_rows_per_s": "1/s", "qps4_point": "1/s", "qps4_group_low": "1/s",
     "first_answer_s": "s", "restart_s": "s", "first_rows_s": "s", "cpu_s_per_million_rows": "s",
 }  # fmt: skip
+#: Of those that there are several of, by the ends of their names.
+_UNITS_BY_END = {"rate_per_s": "1/s", "_us": "µs", "segments": "", "epochs": "", "optimistic": ""}
 
 
 def run_all(arguments: argparse.Namespace, names: Sequence[str] = NAMES, *, deadline_s: float = _DEADLINE_S) -> int:
@@ -89,4 +91,5 @@ def told(metric: str, value: Any) -> str:
     if not isinstance(value, int | float):
         return str(value)
     digits = 0 if value >= 100 else 1
-    return f"{value:,.{digits}f} {_UNITS.get(metric, 'ms')}"
+    by_end = (unit for end, unit in _UNITS_BY_END.items() if metric.endswith(end))
+    return f"{value:,.{digits}f} {_UNITS.get(metric) or next(by_end, 'ms')}".rstrip()
