@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from cremant.epoch import reader as reader_module
 from cremant.epoch.format import row_block
@@ -444,3 +445,35 @@ def test_memory_is_bounded_by_what_is_not_closed(monkeypatch: pytest.MonkeyPatch
         reading.log(updates((1, 0, DELETE), epoch=40 + generation, generation=generation))
     assert len(reading.reader._blocks) == len(reading.reader._updates) == 1
     assert reading.reader.stopped is None
+
+
+# --- times ---
+
+
+@pytest.mark.parametrize("upsert", [False, True])
+def test_what_a_block_says_of_times_comes_with_its_rows(upsert: bool) -> None:
+    """Also of a block that has none."""
+    empty = replace(block(4, 4), range=OffsetRange(4, 6), max_ingestion_ms=5_000, rejected_from_ms=4_000)
+    effects = Reading(upsert=upsert).log(Fence(generation=1), block(0, 4), empty, mark(6, 4))
+    taken = [effect for effect in effects if isinstance(effect, TakeRows)]
+    assert [(one.range, one.max_ingestion_ms, one.rejected_from_ms) for one in taken] == [
+        (OffsetRange(0, 4), 1_003, None), (OffsetRange(4, 6), 5_000, 4_000),
+    ]  # fmt: skip
+
+
+def test_of_a_block_that_is_new_at_its_end_only_times_are_those_of_all_of_it() -> None:
+    """Earlier errors are errors still, and no later message than the newest is in its end."""
+    again = replace(block(2, 8, step=6), range=OffsetRange(2, 8), max_ingestion_ms=1_007, rejected_from_ms=900)
+    *_, taken = Reading().log(Fence(generation=1), block(0, 4), again)
+    assert isinstance(taken, TakeRows)
+    assert (taken.range, taken.max_ingestion_ms, taken.rejected_from_ms) == (OffsetRange(4, 8), 1_007, 900)
+
+
+def test_a_heartbeat_counts_where_nothing_is_missing_whatever_other_partitions_lack() -> None:
+    closed = (Fence(generation=1), block(0, 4), mark(4, 4, partitions=2))
+    beat = Heartbeat(generation=1, last_closed=1, ends=(9, 4), at_ms=77)
+    idle, busy = Reading(partition=1), Reading()
+    assert idle.log(*closed)[-1] != CaughtUp(77)
+    assert idle.log(beat) == [CaughtUp(77)]
+    busy.log(*closed)
+    assert busy.log(beat) == []
