@@ -24,6 +24,7 @@ from cremant.model.query_codes import QueryCode
 from cremant.segment.layout import stored_columns
 from cremant.segment.rows import take_column
 from cremant.segment.tail import SpillQuota
+from cremant.server.catching_up import EndedBy
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.query import QueryService, pack_rows
 from cremant.server.table import HostedTable
@@ -55,7 +56,7 @@ def tables(kit: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[
     partition = Partition(PartitionId("trips", INCARNATION, 0), kit.START, directory, SpillQuota())
     for first in range(0, ROWS, 250_000):
         partition.tail.append(_rows(kit, first, 250_000), first + 250_000)
-    partition._caught_up = True
+    partition.catching_up.ended_by = EndedBy.END
     table.partitions[0] = partition
     yield {"trips": table}
     partition.close()

@@ -38,6 +38,7 @@ from cremant.segment.rows import RowMask
 from cremant.segment.scan import Piece
 from cremant.segment.tail import SpillQuota
 from cremant.server import scan as server_scan
+from cremant.server.catching_up import EndedBy
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.scan import Scan, plan_scan
 from cremant.server.table import HostedTable
@@ -136,7 +137,7 @@ def world() -> Iterator[World]:
             first += count
         partition = Partition(PartitionId("sales", "aa", 0), position(first), Path(root) / "tail", SpillQuota())
         partition.tail.append(rows_of(first, TAIL, 8), first + TAIL)
-        partition._caught_up = True
+        partition.catching_up.ended_by = EndedBy.END
         table.partitions[0] = partition
         engine = Engine(threads=2, memory_bytes=512 * 1024 * 1024)
         yield World(table, engine, KeySpace(), tuple(names), first)
