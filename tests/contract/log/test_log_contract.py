@@ -124,6 +124,15 @@ def test_a_deleted_topic_is_not_found(log: Log, operation: str) -> None:
     assert log.topics() == []
 
 
+def test_a_reader_tells_when_the_log_last_answered(log: Log) -> None:
+    log.create_topic("t", 1)
+    reader = log.reader("t", 0, 0)
+    before_s = time.monotonic()
+    log.append("t", 0, numbered(0, 3))
+    drain(reader)
+    assert before_s <= reader.answered_s <= time.monotonic()
+
+
 def test_a_reader_of_a_deleted_topic_finds_it_gone(log: Log) -> None:
     log.create_topic("t", 1)
     log.append("t", 0, numbered(0, 3))
