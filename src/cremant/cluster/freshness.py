@@ -169,7 +169,7 @@ def _replica(
         said_ms=tail.at_ms or now_ms, answers=responds, log_silent_since_ms=_log_silent_since_ms(tail, responds)
     )
     split = None if fresh_ms is None else stages(fresh_ms, now_ms, said, _pipe(seen, progress))
-    stage = greatest(split)
+    stage = greatest(split) if split is not None else _suspect(seen, tail, lag_rows)
     return ReplicaFreshness(
         instance=name,
         live=name in seen.live,
@@ -194,6 +194,21 @@ def _replica(
         held_back_by=stage,
         reason=None if stage is None else reason(seen.table.record, seen.upstream, stage, tail, responds=responds),
     )
+
+
+def _suspect(seen: Observed, tail: TailReport, lag_rows: int | None) -> str:
+    """Who keeps a replica from a time that it could be judged by: the first of those that a row passes."""
+    upstream = seen.upstream
+    if _stream_silent(seen):
+        return "stream"
+    report = upstream.pipeline if upstream is not None else None
+    if upstream is not None and (
+        report is None or report.state != "running" or (upstream.age_ms or 0) > SILENT_AFTER_MS
+    ):
+        return "pipeline"
+    if tail.state != "consuming" or tail.error is not None or (tail.log_end or 0) > tail.log_offset:
+        return "server"
+    return "unknown" if upstream is None or not lag_rows else "pipeline"
 
 
 def _is_paused(table: TableView) -> bool:

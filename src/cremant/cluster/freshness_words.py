@@ -32,7 +32,11 @@ def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: Tai
             behind = (tail.log_end or 0) - tail.log_offset
             return f"it reads {behind:,} records of the epoch log" if behind > 0 else "it applies what the log has"
         case _:
-            return "the controller does not answer" if upstream is None else "reports on it are older than that"
+            if upstream is None:
+                return "the controller does not answer"
+            if tail.watermark.freshness_ms is None:
+                return "nothing came yet whose time is known"
+            return "reports on it are older than that"
 
 
 def stream_error(upstream: Upstream | None) -> str | None:

@@ -84,10 +84,8 @@ def stages(fresh_ms: int, now_ms: int, server: Server, pipe: Pipe) -> Stages:
     return Stages(**found)
 
 
-def greatest(split: Stages | None) -> str | None:
+def greatest(split: Stages) -> str | None:
     """The stage that most of the lag is spent in; None: there is no lag."""
-    if split is None:
-        return "server"
     shares = msgspec.structs.asdict(split)
     return max(shares, key=shares.__getitem__) if split.total_ms else None
 

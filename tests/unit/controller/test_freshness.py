@@ -222,3 +222,16 @@ def test_gauges_of_a_dropped_table_vanish(gold: Table) -> None:
 
 def _metrics(gold: Table) -> str:
     return gold.cluster.request("GET", "/metrics").text
+
+
+def test_before_anything_is_known_the_first_that_is_missing_is_named(gold: Table) -> None:
+    nothing = [msgspec.structs.replace(gold.tail(p, 0, 0), watermark=Watermark(next_offset=0, epoch=0)) for p in (0, 1)]
+    gold.servers_say(*nothing)
+    assert gold.freshness["partitions"][0]["heldBackBy"] == "pipeline"
+    assert gold.freshness["alert"]["reason"].endswith("no pipeline has said anything of the table")
+    gold.pipeline_says(end=0, closed_age_ms=0, read_age_ms=0)
+    assert gold.freshness["partitions"][0]["reason"] == "nothing came yet whose time is known"
+    gold.servers_say(*(msgspec.structs.replace(tail, log_end=40, state="catchingUp") for tail in nothing))
+    found = gold.freshness["partitions"][0]["replicas"][0]
+    assert (found["heldBackBy"], found["reason"]) == ("server", "it catches up: 9 of 40 records of its log")
+    assert not found["serves"]
