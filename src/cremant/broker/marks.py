@@ -95,6 +95,7 @@ class Marks:
         incarnation, now_s = routes.table.record.incarnation, time.monotonic()
         if now_s - self._looked_s.get(incarnation, 0.0) >= LOOK_EVERY_S:
             self._looked_s[incarnation] = now_s
+            self.of(routes).keep(routes.urls)
             task = asyncio.get_running_loop().create_task(self.look(routes))
             self._looks.add(task)
             task.add_done_callback(self._looks.discard)
@@ -159,11 +160,11 @@ class Marks:
         settling.look()
         if not settling.had.unmet:
             return settling
-        if demand.on_stale is OnStale.WAIT:
-            with self._place(table):
+        with self._place(table):
+            if demand.on_stale is OnStale.WAIT:
                 await settling.wait(until_s)
-        elif settling.routes is not None:
-            await self.look(settling.routes, settling.had.unmet, on_reply=settling.replied)
+            elif settling.routes is not None:
+                await self.look(settling.routes, settling.had.unmet, on_reply=settling.replied)
         return settling
 
     def routes(self, table: str) -> Routes | None:

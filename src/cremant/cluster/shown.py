@@ -67,6 +67,13 @@ class Shown:
         elif pair in self.late:
             self.late -= {pair}
 
+    def keep(self, servers: Collection[str]) -> None:
+        """Nobody is late because of a server that is gone, whose clock may have been ahead."""
+        for marks in self.marks.values():
+            for gone in marks.keys() - set(servers):
+                del marks[gone]
+        self.late = frozenset(pair for pair in self.late if pair[1] in servers)
+
     def known(self, partition: int, servers: Collection[str]) -> Iterable[Mark]:
         """What these of its replicas have said."""
         marks: Mapping[str, Mark] = self.marks.get(partition, {})

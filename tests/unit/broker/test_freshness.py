@@ -233,6 +233,18 @@ def test_what_was_said_long_ago_is_not_compared_with_what_is_said_now() -> None:
     assert not shown.late, "the answer took two seconds to come"
 
 
+def test_nobody_is_late_because_of_a_server_that_is_gone() -> None:
+    shown = Shown()
+    for _ in range(2):
+        for server, fresh_ms in (("ahead", 99_000), ("a", 10_000), ("b", 10_000)):
+            mark = Watermark(next_offset=1, epoch=0, caught_up_at_ms=fresh_ms)
+            shown.note(0, server, mark, offset=1, now_ms=0)
+    assert shown.late == {(0, "a"), (0, "b")}
+    shown.keep({"a", "b"})
+    shown.note(0, "a", Watermark(next_offset=1, epoch=0, caught_up_at_ms=12_000), offset=1, now_ms=1)
+    assert shown.late == {(0, "b")}
+
+
 def test_a_replica_that_stands_still_is_left_and_taken_back_when_it_goes_on(kit: Kit) -> None:
     for server in SERVERS:
         show(kit, server, 0, 1, age_ms=OLD_MS)
