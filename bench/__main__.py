@@ -27,6 +27,7 @@ BENCHMARKS = {
     "sim": "seeds and steps per second of the simulated world",
     "soak": "memory, files and threads of every role under a steady load (--minutes)",
     "start": "seconds from the start of a cluster to the first answer, and of a restart",
+    "takeover": "seconds from kill -9 of a pipeline to the next closed epoch, with one on standby (--only TABLE)",
     "upsert": "what keys cost: rows per second, freshness, queries, bytes, restart (--only PART)",
     "all": "freshness, ingest, query and start, one after the other, and a table of their figures",
 }

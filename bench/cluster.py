@@ -204,6 +204,30 @@ class LocalCluster:
         return self._process
 
 
+@contextlib.contextmanager
+def second_pipeline(cluster: LocalCluster, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another pipeline process on the same log, with a disk of its own: what an operator starts on a second machine."""
+    directory.mkdir(parents=True)
+    with (directory / "log.jsonl").open("wb") as log:
+        process = subprocess.Popen(
+            command(
+                "start", "pipeline", "--data-dir", str(directory), "--port", "0",
+                "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
+                "--store-uri", str(cluster.data_dir / "store"), *options,
+            ),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)
+
+
 def _read_line(process: subprocess.Popen[str], deadline_s: float) -> str:
     """The first line of stdout; empty if the process ends or the deadline passes before there is one."""
     assert process.stdout is not None

@@ -8,7 +8,7 @@ Parts, each with a cluster of its own (`--only PART`; `--rows`, `--keys` for oth
     freshness  as the benchmark of that name, versions of 100,000 keys at 10,000/s
     query      shapes over a table of which a tenth of the rows is superseded, and over an append table of the same
                topic, in turns; the ratio of the medians
-    restart    kill -9 of the only server until every shape is answered again
+    restart    kill -9 of the only server until every shape is answered again; its epochs are written without Spark
     keys       the cost of a version as the table has more keys
 """
 
@@ -27,10 +27,12 @@ from bench import freshness
 from bench.cluster import ClusterError, Rest
 from bench.context import Context, Driven, cpu_seconds, table_config
 from bench.dataset import BATCH, SCHEMA, rows_of
+from bench.keyed import KeyedLog
 from bench.query import SHAPES
-from cremant.server.snapshots import SAVE_EVERY_S
 
 PARTITIONS = 4
+#: Of the table whose server is restarted.
+SEGMENTS, EPOCHS = 20, 100
 DEADLINE_S = 1_200.0
 #: Asking takes cores from what is measured.
 ASK_EVERY_S = 0.25
@@ -285,28 +287,44 @@ def restart(context: Context) -> Figures:
     with context.cluster() as driven:
         if driven.local is None:
             raise ClusterError("restart kills a server of its own cluster: leave --controller and --broker away")
-        context.show(f"filling the topic with {rows:,} rows of {keys:,} keys")
-        loaded = Feed(driven).fill(context, versions_of(rows, keys))
-        context.show("creating the table")
-        create(context, driven, "bench", loaded, upsert=True, flush_rows=rows // PARTITIONS // 5)
-        wait_for(context, driven.rest, "bench", loaded.answer)
+        create(context, driven, "bench", Feed(driven), upsert=True, flush_rows=rows // SEGMENTS)
+        context.show(f"writing the epochs of {rows:,} rows of {keys:,} keys")
+        log, dice = KeyedLog(driven.local, "bench", keys), np.random.default_rng(5)
+        for number in range(EPOCHS):
+            log.write(dice.integers(0, keys, rows // EPOCHS))
+            if not (number + 1) % 20:
+                context.show(f"{log.rows:,} rows in the epoch log")
+        wait_for(context, driven.rest, "bench", log.answer)
         context.show("the table is right; sealing, and a round of snapshots")
-        _wait_until_sealed(driven.rest, ("bench",))
-        dice = random.Random(2)
-        asked = ["SELECT COUNT(*), SUM(quantity) FROM bench", *(shape(dice, keys) for shape in SHAPES.values())]
+        _wait_until_saved(driven.rest, "bench")
+        shapes = random.Random(2)
+        asked = ["SELECT COUNT(*), SUM(quantity) FROM bench", *(shape(shapes, keys) for shape in SHAPES.values())]
         before = [driven.rest.rows(sql) for sql in asked]
         warm_s = max(_until(driven.rest, asked, before))
         context.show(f"these {len(asked)} queries take {warm_s:.1f} s, one after the other")
-        time.sleep(SAVE_EVERY_S + 10)
         took = []
-        for attempt in range(1 if context.quick else 3):
+        for attempt in range(1 if context.quick else 2):
             time.sleep(15 if attempt else 0)  # what has not lived for ten seconds is restarted after a pause
             driven.local.kill("server-1")
             times = list(_until(driven.rest, asked, before))
             took.append(times[-1])
             context.show(f"{attempt + 1}: first answer {times[0]:.1f} s after kill -9, all {times[-1]:.1f} s")
-    figures: Figures = {"restart_rows": rows, "restart_keys": loaded.keys, "restart_queries_s": warm_s}
+    figures: Figures = {"restart_rows": rows, "restart_keys": log.keys, "restart_queries_s": warm_s}
     return figures | {"server_restart_s": median(took)}
+
+
+def _wait_until_saved(rest: Rest, table: str, deadline_s: float = 300.0) -> None:
+    """Until all segments are sealed, and the versions of each are on the disk as of the last epoch."""
+    started = time.monotonic()
+    while time.monotonic() - started < deadline_s:
+        segments = rest.call("GET", "/internal/v1/view")["tables"][table]["segments"]
+        told = rest.call("GET", f"/tables/{table}/upsert")
+        partitions = [one for server in told["servers"].values() for one in server["partitions"].values()]
+        saved = all(one is not None and one["snapshotEpoch"] == told["epoch"] for one in partitions)
+        if saved and sum(segment["status"] == "DONE" for segment in segments) >= SEGMENTS:
+            return
+        time.sleep(0.5)
+    raise ClusterError(f"{table}: versions are not on the disk {deadline_s:g} s after the last epoch: {told}")
 
 
 def _until(rest: Rest, asked: Sequence[str], before: Sequence[list[list[Any]]]) -> Iterator[float]:

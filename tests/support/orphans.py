@@ -4,46 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
-import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.cluster import LocalCluster, command
-
-
-@contextlib.contextmanager
-def second_pipeline(cluster: LocalCluster, directory: Path, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another pipeline process on the same log, with a disk of its own: what an operator starts on a second machine."""
-    directory.mkdir(parents=True)
-    with (directory / "log.jsonl").open("wb") as log:
-        process = subprocess.Popen(
-            command(
-                "start", "pipeline", "--data-dir", str(directory), "--port", "0",
-                "--controller", cluster.rest.controller, "--log-dir", cluster.ready["logDir"],
-                "--store-uri", str(cluster.data_dir / "store"), *options,
-            ),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+from bench.cluster import LocalCluster
+from bench.cluster import second_pipeline as second_pipeline
 
 
 def pipeline_of(cluster: LocalCluster) -> dict[str, Any]:
     """Who holds the table's lease, the generation in force, and what the holder reports."""
-    (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
+    (table,) = cluster.rest.call("GET", "/status")["tables"]
     pipeline: dict[str, Any] = table["pipeline"]
     return pipeline
 
