@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cremant.model.cluster import ClusterView, LiveInstance, Role
 
 _TIMEOUT_S = 15.0
+#: A broker says within two seconds how fresh a table is; one that is stopped is not waited for.
+_BROKER_LOOK_S = 4.0
 _RESTART_HINT = "it may be restarting: ask again; `cremant status` shows the roles"
 _START_HINT = "start a cluster with `cremant up`, or name one with --controller or --data-dir"
 
@@ -66,7 +68,8 @@ class Client:
         """As a broker sees it, who asks the servers; or the controller, if no broker answers. Raises NotFound."""
         path = f"/tables/{quote(table, safe='')}/freshness"
         try:
-            document: dict[str, Any] = _json(self._call("GET", self.broker() + path, "broker"), "broker")
+            answer = self._call("GET", self.broker() + path, "broker", timeout=_BROKER_LOOK_S)
+            document: dict[str, Any] = _json(answer, "broker")
         except (Unavailable, DeadlineExceeded):
             document = self._document("GET", path)
         return document
