@@ -57,6 +57,7 @@ from cremant.segment.build import SegmentSpec, build_segment
 from cremant.segment.partitions import PartitionPruner
 from cremant.segment.reader import derive
 from cremant.segment.tail import SpillQuota
+from cremant.server.catching_up import EndedBy
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.scan import plan_scan
 from cremant.server.table import HostedTable
@@ -189,7 +190,7 @@ class Server:
         rest = batch.slice(cuts[-1] if cuts else 0)
         if rest.num_rows:
             partition.tail.append(rest, base + ends[-1])
-        partition._caught_up = True
+        partition.catching_up.ended_by = EndedBy.END
         self.table.partitions[number] = partition
 
     def _seal(self, rows: pa.RecordBatch, first: int, end: int, root: Path) -> None:

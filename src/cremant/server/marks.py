@@ -48,7 +48,7 @@ class Marks:
         known = known or Watermark(next_offset=0, epoch=0)
         self.now = self._allowed(_at(known, start.next_offset, start.epoch))
         self._began = self.now
-        self._seen: deque[Watermark] = deque(maxlen=EPOCHS_SEEN)
+        self._seen: deque[Watermark] = deque((self.now,), maxlen=EPOCHS_SEEN)
 
     def errors_hold(self, errors_hold: bool) -> None:
         """Switched off, nothing is held any more; switched on, errors count from now on."""
@@ -62,13 +62,17 @@ class Marks:
 
     # --- what happens to the partition ---
 
-    def taken(self, taken: TakeRows, rows: int, now_ms: int) -> None:
-        """Its rows, `rows` of them new, are where queries find them."""
+    def taken(self, taken: TakeRows, rows: int, now_ms: int, logged_ms: int) -> None:
+        """Its rows, `rows` of them new, are where queries find them. `logged_ms`: when the epoch log got them. No
+        message is newer, whatever a clock that is ahead says of it: else one such message made all that comes after
+        it look fresh. And where the stream gives no time, that one does not change when the log is read again."""
         self.last_indexed_ms = now_ms
         self.rows += rows
         time_ms, source = taken.max_ingestion_ms, taken.timestamp_type
-        if time_ms is None and (rows or source == "create"):
-            time_ms, source = now_ms, INDEX
+        if time_ms is not None:
+            time_ms = min(time_ms, logged_ms)
+        elif rows or source == "create":
+            time_ms, source = min(now_ms, logged_ms), INDEX
         self._advance(next_offset=taken.range.next)
         self._hold(taken.rejected_from_ms)
         if time_ms is None:
@@ -100,6 +104,7 @@ class Marks:
         while self._seen and (self._seen[-1].epoch > epoch or self._seen[-1].next_offset > next_offset):
             self._seen.pop()
         self.now = _at(self._seen[-1] if self._seen else self._began, next_offset, epoch)
+        self._see()
 
     def _hold(self, rejected_from_ms: int | None) -> None:
         if self._errors_hold and rejected_from_ms is not None:
@@ -123,16 +128,14 @@ class Marks:
         for seen in reversed(tuple(self._seen)):
             if seen.epoch <= epoch:
                 return seen
-        if epoch >= self.now.epoch:
-            return self.now
         return _at(Watermark(next_offset=0, epoch=0, source=self.now.source), 0, epoch)
 
     def at_cut(self, end: Position) -> Watermark:
-        """What whoever has the rows before a closed position may claim."""
-        for seen in reversed(tuple(self._seen)):
+        """What whoever has the rows before a closed position may claim; of one before the beginning, nothing."""
+        for seen in (*reversed(tuple(self._seen)), self._began):
             if seen.epoch <= end.epoch and seen.next_offset <= end.next_offset:
                 return _at(seen, end.next_offset, end.epoch)
-        return _at(self._began, end.next_offset, end.epoch)
+        return _at(Watermark(next_offset=0, epoch=0, source=self.now.source), end.next_offset, end.epoch)
 
 
 def known_at(sealed: Iterable[SegmentMetadata], start: Position) -> Watermark | None:

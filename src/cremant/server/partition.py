@@ -34,7 +34,7 @@ from cremant.epoch.reader import (
     TakeRows,
     TakeUpdates,
 )
-from cremant.log.api import Log, LogReader, MessageBatch, OffsetExpired
+from cremant.log.api import NO_TIMESTAMP, Log, LogReader, MessageBatch, OffsetExpired
 from cremant.model.errors import CremantError, InvariantViolation, NotFound, PeerError, WorldError
 from cremant.model.limits import MIB
 from cremant.model.offsets import Position, Watermark
@@ -102,8 +102,8 @@ class Partition:
         self._moves = 0
         #: What closes up to there is history: of use to versions only.
         self._start = start
-        #: Log offset of the record that is being applied.
-        self._reading_at = first.log_offset
+        #: Log offset of the record that is being applied, and when it was appended.
+        self._reading_at, self._logged_ms = first.log_offset, 0
         self.catching_up = CatchUp(first.log_offset, fresh_within_ms=promise.max_lag_ms, bound_ms=catch_up_max_ms)
         #: The log no longer has what comes next.
         self._expired = False
@@ -276,8 +276,9 @@ class Partition:
         return log.reader(topic, partition, self.log_offset)
 
     def _apply_batch(self, batch: MessageBatch, now_ms: int) -> None:
+        times = batch.timestamps_ms.tolist()
         for index, log_offset in enumerate(batch.offsets.tolist()):
-            self._reading_at = log_offset
+            self._reading_at, self._logged_ms = log_offset, times[index] if times[index] > NO_TIMESTAMP else now_ms
             try:
                 record = records.decode(batch.values[index].as_buffer(), self.id.incarnation)
             except CremantError:
@@ -307,7 +308,8 @@ class Partition:
             case EpochClosed():
                 self._epoch_closed(effect)
             case CaughtUp(at_ms=at_ms):
-                self.marks.caught_up(at_ms)
+                if self._reading_at >= self._start.log_offset:  # of history: perhaps a rewind took that back
+                    self.marks.caught_up(at_ms)
             case RolledBack(next_offset=next_offset, epoch=epoch):
                 self._roll_back(next_offset, epoch)
             case Stopped(rule=rule, message=message, hint=hint):
@@ -338,7 +340,7 @@ class Partition:
         self.tail.append(batch, taken.range.next)
         self.rows_taken += batch.num_rows
         self.bytes_taken += int(batch.nbytes)
-        self.marks.taken(taken, batch.num_rows, now_ms)
+        self.marks.taken(taken, batch.num_rows, now_ms, self._logged_ms)
 
     def _roll_back(self, next_offset: int, epoch: int) -> None:
         if self.versions is not None:

@@ -63,10 +63,10 @@ class Watermarks:
     async def _wait(self, asked: WatermarksRequest, ends_s: float) -> None:
         while (left_s := ends_s - time.monotonic()) > 0 and (lacking := self._lacking(asked)) is not None:
             partition = self._known(asked, lacking)
-            if partition is None or not await partition.progress.wait(
-                lacking.offset, left_s, fresh_ms=lacking.fresh_ms
-            ):
-                # Not here; or it has ended, and another may take its place.
+            if partition is not None:
+                await partition.progress.wait(lacking.offset, left_s, fresh_ms=lacking.fresh_ms)
+            if self._lacking(asked) is lacking:
+                # Not here; or it has ended, however far it was, and another may take its place.
                 await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, ends_s - time.monotonic())))
 
     def _settled(self, asked: WatermarksRequest) -> bool:

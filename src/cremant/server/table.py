@@ -258,13 +258,15 @@ class HostedTable:
         sealed = self._sealed_before(request.partition, first, snapshot)
         if sealed is None:
             return None
+        if cut is None and watermark.next_offset > end:
+            return None  # a rewind has just taken rows back that the watermark speaks of
         # What is claimed; later rows are there, and do not exist for the query.
-        shown = end if cut is None else max(first, min(end, watermark.next_offset))
+        visible = end if cut is None else min(end, watermark.next_offset)
         opened = self.open.get(request.partition)
         return ResolvedTail(
             partition=request.partition,
-            covered=OffsetRange(first, shown),
-            watermark=msgspec.structs.replace(watermark, next_offset=shown),
+            covered=OffsetRange(first, max(first, visible)),
+            watermark=msgspec.structs.replace(watermark, next_offset=visible),
             sealed=sealed,
             rows=TailRows(request.partition, opened.name if opened else "", snapshot.between(first, end), versions),
         )

@@ -18,18 +18,21 @@ from prometheus_client import CollectorRegistry, generate_latest
 from server_kit import SCHEMA, START, EpochLog, open_segment_metadata, table_record
 
 from cremant.epoch import format as records
+from cremant.epoch.effects import TakeRows
 from cremant.epoch.records import EpochMark, Heartbeat, PartitionMark, Reset
 from cremant.log.memory import MemoryLog
 from cremant.model.offsets import OffsetRange, Position, Watermark
 from cremant.model.segments import SegmentMetadata, SegmentStatus
 from cremant.model.table import FreshnessSla
+from cremant.model.upsert import UpsertConfig
 from cremant.segment.layout import stored_columns
 from cremant.segment.tail import SpillQuota
 from cremant.server import marks as marks_of
-from cremant.server.marks import known_at
+from cremant.server.marks import Marks, known_at
 from cremant.server.metrics_of_partitions import PartitionMetrics
 from cremant.server.partition import Partition, PartitionId
 from cremant.server.table import HostedTable
+from cremant.wire.messages import TailRequest
 
 OWN = PartitionId("trips", "00000000000000aa", 0)
 HOLD = FreshnessSla(errors_hold=True)
@@ -321,6 +324,98 @@ def test_times_out_of_order_never_take_back_the_newest(feed: Feed, tmp_path: Pat
     replica.partition.close()
 
 
+def test_a_producer_whose_clock_is_ahead_makes_nothing_fresh_that_comes_after(feed: Feed, tmp_path: Path) -> None:
+    replica = Replica(feed, tmp_path)
+    before_ms = int(time.time() * 1000)
+    feed.message(before_ms + 86_400_000)
+    feed.epoch(source="create")
+    logged_ms = int(time.time() * 1000)
+    mark = replica.consume(logged_ms + 50_000)
+    assert before_ms <= (mark.freshness_ms or 0) <= logged_ms
+    # Read again later, or where a clock is behind, it is as old as it was.
+    assert replica.restart().freshness_ms is None
+    assert replica.consume(logged_ms + 90_000) == mark
+    replica.partition.close()
+
+
+def test_rows_without_a_time_do_not_get_younger_when_they_are_read_again(feed: Feed, tmp_path: Path) -> None:
+    replica = Replica(feed, tmp_path)
+    feed.message(0)
+    feed.epoch(source="none")
+    logged_ms = int(time.time() * 1000)
+    mark = replica.consume(logged_ms + 50_000)
+    assert (mark.freshness_ms or 0) <= logged_ms
+    replica.restart()
+    assert replica.consume(logged_ms + 90_000) == mark
+    replica.partition.close()
+
+
+def test_rows_of_an_epoch_that_is_being_closed_make_no_earlier_one_fresh() -> None:
+    """Queries look while the first epoch after a start is applied."""
+    marks = Marks(Position(log_offset=9, epoch=4, generation=1, next_offset=10), Watermark(next_offset=10, epoch=4))
+    rows = TakeRows(
+        batch=pa.RecordBatch.from_pylist([]), range=OffsetRange(10, 20), epoch=5, config_version=1,
+        max_ingestion_ms=5_000, timestamp_type="logAppend",
+    )  # fmt: skip
+    marks.taken(rows, 10, 6_000, 6_000)
+    assert (marks.at_epoch(4).next_offset, marks.at_epoch(4).freshness_ms) == (10, None)
+    marks.closed(5, PartitionMark(end=20, rows=10))
+    assert (marks.at_epoch(5).next_offset, marks.at_epoch(5).freshness_ms) == (20, 5_000)
+    assert marks.at_epoch(3).freshness_ms is None
+
+
+def test_of_a_cut_before_what_is_known_nothing_is_claimed() -> None:
+    start = Position(log_offset=9, epoch=4, generation=1, next_offset=10)
+    marks = Marks(start, Watermark(next_offset=10, epoch=4, max_ingestion_ms=5_000))
+    assert marks.at_cut(start).freshness_ms == 5_000
+    earlier = Position(log_offset=5, epoch=3, generation=1, next_offset=7)
+    assert (marks.at_cut(earlier).next_offset, marks.at_cut(earlier).freshness_ms) == (7, None)
+
+
+def test_what_a_rewind_took_back_is_not_claimed_by_who_reads_its_history_again(feed: Feed, tmp_path: Path) -> None:
+    """Of an upsert table the log is read from before the start, for the sake of the versions of sealed segments."""
+    for at_ms in (1_000, 2_000, 3_000):
+        feed.message(at_ms)
+    feed.epoch(end=1)
+    feed.epoch(end=3)
+    feed.beat(9_000)
+    feed.rewind(1, 1)
+    feed.epoch(end=2)
+    writer = Replica(feed, tmp_path / "w")
+    writer.consume()
+    start = writer.partition.closings.last
+    mark = writer.seal(start)
+    assert (start.next_offset, mark.freshness_ms) == (2, 2_000)
+    upsert = UpsertConfig(comparison_columns=("ts",))
+    reader = Partition(
+        OWN, start, tmp_path / "r", SpillQuota(), known=mark, upsert=upsert,
+        replay_from=Position(log_offset=0, epoch=0, generation=0, next_offset=0),
+    )  # fmt: skip
+    while reader.turn(feed.log, 10_000):
+        pass
+    assert reader.error is None
+    assert (reader.visible.next_offset, reader.visible.freshness_ms) == (2, 2_000)
+    writer.partition.close()
+    reader.close()
+
+
+def test_a_query_between_the_two_steps_of_a_rewind_is_not_answered(feed: Feed, tmp_path: Path) -> None:
+    replica = Replica(feed, tmp_path)
+    for at_ms in (1_000, 2_000):
+        feed.message(at_ms)
+        feed.epoch()
+    replica.consume()
+    table = HostedTable(table_record())
+    table.partitions[0] = replica.partition
+    replica.partition.tail.truncate(1)
+    request = TailRequest(partition=0, from_offset=0)
+    assert table.resolve((), (request,)).behind == [0]
+    replica.partition.marks.rolled_back(1, 1)
+    (tail,) = table.resolve((), (request,)).tails
+    assert (tail.covered.next, tail.watermark.freshness_ms) == (1, 1_000)
+    replica.partition.close()
+
+
 def test_messages_that_become_no_rows_move_the_mark_all_the_same(feed: Feed, tmp_path: Path) -> None:
     replica = Replica(feed, tmp_path)
     for at_ms, kind in ((1_000, FILTERED), (2_000, TOMBSTONE), (3_000, REJECTED), (4_000, FILTERED)):
@@ -424,8 +519,9 @@ def test_metrics_say_how_far_a_partition_is_and_are_gone_with_it(feed: Feed, tmp
         return {name.split("{")[0].removeprefix("pinot_server_"): float(value) for name, value in lines}
 
     found = told()
-    # The clock of the stream is ahead: that is no lag below zero.
-    assert (found["realtimeIngestionDelayMs"], found["realtimeIngestionDelayReportingStatus"]) == (0, 1)
+    # The clock of the stream is ahead: that is neither a lag below zero, nor fresh for the next hour.
+    assert 0 <= found["realtimeIngestionDelayMs"] < 600_000
+    assert found["realtimeIngestionDelayReportingStatus"] == 1
     assert found["realtimeIngestionUpstreamOffset"] == 4
     assert (found["realtimeIngestionConsumingOffset"], found["highestStreamOffsetConsumed"]) == (3, 2)
     assert (found["realtimeIngestionOffsetLag"], found["llcPartitionConsuming"]) == (1, 1)
