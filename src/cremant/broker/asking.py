@@ -13,7 +13,7 @@ from typing import Any
 
 from cremant.broker.demand import NOTHING_SETTLED, Settled
 from cremant.broker.epochs import Epochs
-from cremant.broker.freshness import freshness_of
+from cremant.broker.freshness import empty_until, freshness_of
 from cremant.broker.marks import Marks
 from cremant.broker.options import as_of_epoch, wishes_of
 from cremant.broker.response import BrokerResponse
@@ -80,10 +80,12 @@ class Asking:
         table = routes.table
         is_old = as_of_epoch(errands.plan.options) is not None
         cut = None if gather.chosen is None else gather.chosen.epoch
-        expected = len(table.partitions) if gather.chosen is None else gather.chosen.count(len(table.partitions))
+        chosen, views = gather.chosen, table.partitions
+        expected = len(views) if chosen is None else chosen.count(len(views))
+        later = [view for view in views if chosen is not None and chosen.ignores(view.record.partition)]
         response.freshness = freshness_of(
             response.answers, table.record, expected, gather.wishes.floors, cut, errands.settled.marks,
-            {part.partition for part in gather.unsettled},
+            {part.partition for part in gather.unsettled}, empty_until(later, self.marks.of(routes)),
         )  # fmt: skip
         for answer, arrival in gather.answers:
             if not is_old:

@@ -7,15 +7,15 @@ proves nothing, makes the whole unknown: an answer never looks fresh because the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from cremant.broker.demand import NO_MARKS
 from cremant.broker.response import Freshness
 from cremant.broker.tokens import read_token
 from cremant.cluster.gather import Gather
-from cremant.cluster.shown import Mark
-from cremant.model.cluster import TableRecord
+from cremant.cluster.shown import Mark, Shown
+from cremant.model.cluster import PartitionView, TableRecord
 from cremant.wire.messages import PartitionAnswer, ServerAnswer
 
 #: From least to most that a timestamp proves: own clock at indexing, producer's clock, the log's clock at append.
@@ -25,10 +25,12 @@ _SOURCES = ("index", "create", "logAppend")
 def freshness_of(
     answers: Sequence[ServerAnswer], record: TableRecord, partitions_expected: int, floors: Mapping[int, int],
     cut: int | None = None, proofs: Mapping[int, Mark] = NO_MARKS, unanswered: Collection[int] = (),
+    empty: Sequence[int | None] = (),
 ) -> Freshness:  # fmt: skip
     """`floors`: of the query's `notBefore`. `cut`: the epoch of the answer, upsert tables; it is all of its token.
     `proofs`: what is known of the stream besides; it counts where the answer shows as much. `unanswered`: partitions of
-    which something is missing."""
+    which something is missing. `empty`: of each partition that the table did not have at the cut, the time up to which
+    it is known to have been empty."""
     tails = {tail.partition: tail for answer in answers for tail in answer.partitions}
     complete = tails if not unanswered else {number: tail for number, tail in tails.items() if number not in unanswered}
     result = Freshness(partitions_expected=partitions_expected, partitions_reporting=len(complete))
@@ -41,7 +43,7 @@ def freshness_of(
     result.newest_event_ms = max(events, default=None)
     result.source = min((mark.source for mark in watermarks), key=_strength)
     result.partitions = {number: _mark(tail, cut, proofs.get(number)) for number, tail in complete.items()}
-    known = [mark.fresh_ms for mark in result.partitions.values()]
+    known = [*empty, *(mark.fresh_ms for mark in result.partitions.values())]
     if len(complete) == partitions_expected and None not in known:
         result.fresh_ms = min(value for value in known if value is not None)
     if cut is None:
@@ -54,9 +56,20 @@ def _mark(tail: PartitionAnswer, cut: int | None, proof: Mark | None) -> Mark:
     watermark = tail.watermark
     offset, epoch = (tail.covered.next, watermark.epoch) if cut is None else (watermark.next_offset, cut)
     fresh_ms = watermark.freshness_ms
-    if proof is not None and (offset >= proof.offset if cut is None else cut >= proof.epoch):
-        return Mark(max(offset, proof.offset), epoch, max(fresh_ms or 0, proof.fresh_ms or 0) or None)
+    # Of an upsert table both count: a rewind that this broker has not heard of yet took offsets back, not epochs.
+    if proof is not None and offset >= proof.offset and (cut is None or cut >= proof.epoch):
+        return Mark(offset, epoch, max(fresh_ms or 0, proof.fresh_ms or 0) or None)
     return Mark(offset, epoch, fresh_ms)
+
+
+def empty_until(views: Iterable[PartitionView], shown: Shown) -> list[int | None]:
+    """Of each partition: up to when replicas have proven that there is nothing in it, None: they have not."""
+    found: list[int | None] = []
+    for view in views:
+        marks = shown.known(view.record.partition, view.record.replicas)
+        proven = [mark.fresh_ms or 0 for mark in marks if mark.offset <= view.record.start_offset]
+        found.append(max(proven, default=0) or None)
+    return found
 
 
 def _strength(source: str) -> int:

@@ -77,7 +77,8 @@ class Marks:
                 other.closed >= found.epoch or found.ignores(partition) for (partition, _), other in used.items()
             ):
                 best = found
-        return best if best.epoch > self.least.epoch else self.least
+        # Of the same epoch, what was heard says how many partitions it has; a token does not.
+        return best if best.epoch >= self.least.epoch else self.least
 
     def _partitions_at(self, epoch: int) -> int:
         """Known if some pair stands exactly there."""
