@@ -23,6 +23,7 @@ from cremant.model.errors import InvalidConfig, NotFound, UserError
 from cremant.model.limits import MIB, PARTITIONS_MAX
 from cremant.model.names import check_topic_name, is_epoch_topic
 from cremant.model.offsets import OffsetRange
+from cremant.model.written import write_token
 
 #: Lines sent over HTTP in one request: far below PRODUCE_BODY_BYTES_MAX.
 _BODY_BYTES = 8 * MIB
@@ -107,7 +108,8 @@ def produce(
             with local_log(target) as embedded:
                 ranges, messages = _produce(target, embedded, topic, stream, keyed=keyed)
     if as_json:
-        write_json({"topic": topic, "messages": messages, "offsets": offsets_json(ranges)})
+        token = write_token({partition: spans[-1].next - 1 for partition, spans in ranges.items()})
+        write_json({"topic": topic, "messages": messages, "offsets": offsets_json(ranges), "token": token})
         return
     for partition in sorted(ranges):
         spans = ", ".join(f"{first}..{following - 1}" for first, following in _joined(ranges[partition]))

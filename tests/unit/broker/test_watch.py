@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import pinotdb
 import pytest
 from broker_kit import Kit, broker_kit, running
 from starlette.requests import Request
@@ -187,6 +188,18 @@ def test_rows_of_the_stream_that_are_not_visible_are_counted(gold: Watched) -> N
 
 def test_a_table_that_is_not_there(gold: Watched) -> None:
     assert httpx.get(gold.kit.url + "/tables/nope/freshness", timeout=20).status_code == 404
+
+
+def test_pinots_python_client_reads_the_rows(gold: Watched) -> None:
+    for server in gold.kit.servers:
+        gold.marks(server, 0, 6_000)
+    url = httpx.URL(gold.kit.url)
+    cursor = pinotdb.connect(host=url.host, port=url.port, path="/query/sql", scheme="http").cursor()
+    cursor.execute(EXPLAIN)
+    assert [column[0] for column in cursor.description] == ["Partition", "Replica", "Stage", "LagMs", "State", "Reason"]
+    total, *stages = cursor.fetchall()
+    assert (total[0], total[2]) == (1, "TOTAL")
+    assert sum(row[3] for row in stages if row[0] == 1) == total[3] >= 6_000
 
 
 def test_clients_get_a_usual_result(gold: Watched) -> None:
