@@ -49,6 +49,8 @@ class Marks:
         self.now = self._allowed(_at(known, start.next_offset, start.epoch))
         self._began = self.now
         self._seen: deque[Watermark] = deque((self.now,), maxlen=EPOCHS_SEEN)
+        #: The last of them, which nearly all queries ask for.
+        self._newest = self.now
 
     def errors_hold(self, errors_hold: bool) -> None:
         """Switched off, nothing is held any more; switched on, errors count from now on."""
@@ -56,6 +58,7 @@ class Marks:
             self._errors_hold = errors_hold
             self.now, self._began = self._allowed(self.now), self._allowed(self._began)
             self._seen = deque(map(self._allowed, self._seen), maxlen=EPOCHS_SEEN)
+            self._newest = self._allowed(self._newest)
 
     def _allowed(self, mark: Watermark) -> Watermark:
         return mark if self._errors_hold else msgspec.structs.replace(mark, held_at_ms=None)
@@ -120,11 +123,15 @@ class Marks:
             self._seen[-1] = self.now
         else:
             self._seen.append(self.now)
+        self._newest = self.now
 
     # --- what was visible when ---
 
     def at_epoch(self, epoch: int) -> Watermark:
         """How far a query at a closed epoch sees; of one long ago, nothing is known."""
+        newest_seen = self._newest
+        if newest_seen.epoch <= epoch:
+            return newest_seen
         for seen in reversed(tuple(self._seen)):
             if seen.epoch <= epoch:
                 return seen
