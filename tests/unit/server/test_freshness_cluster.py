@@ -16,7 +16,7 @@ from server_kit import Cluster, Kit, Process
 
 COUNT = "select count(*) from trips"
 ROWS_EACH, EVERY_S = 20, 0.05
-LAG_MS = 2_000
+LAG_MS = 4_000
 #: Answers of each kind that are judged while nothing is wrong.
 JUDGED = 8
 PATIENCE = "SET timeoutMs = 60000"
