@@ -89,7 +89,7 @@ class Controller:
         self.instances = Instances(self.catalog, self.clock)
         self.view = ViewBoard(self.catalog, self.instances)
         self.freshness = FreshnessBoard(
-            self.catalog, self.instances, self.view, self.streams, self.clock, name
+            self.catalog, self.instances, self.streams, self.clock, name
         )  # fmt: skip
         self.schemas = Schemas(self.catalog)
         self.tables = Tables(

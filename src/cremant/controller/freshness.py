@@ -17,8 +17,7 @@ from cremant.controller.catalog import Catalog
 from cremant.controller.clock import Clock
 from cremant.controller.instances import Instances
 from cremant.controller.streams import Streams
-from cremant.controller.view import ViewBoard
-from cremant.model.cluster import CATCHING_UP, TableView, TailReport
+from cremant.model.cluster import CATCHING_UP, PartitionView, PipelineRecord, TableView, TailReport
 from cremant.model.errors import CremantError
 from cremant.model.names import REALTIME_SUFFIX
 from cremant.wire.freshness import TableFreshness, Upstream
@@ -46,10 +45,8 @@ _UNREAD = Ends({}, 0)
 class FreshnessBoard:
     """Thread-safe."""
 
-    def __init__(
-        self, catalog: Catalog, instances: Instances, view: ViewBoard, streams: Streams, clock: Clock, name: str
-    ) -> None:
-        self._catalog, self._instances, self._view = catalog, instances, view
+    def __init__(self, catalog: Catalog, instances: Instances, streams: Streams, clock: Clock, name: str) -> None:
+        self._catalog, self._instances = catalog, instances
         self._streams, self._clock, self._name = streams, clock, name
         self._guard = threading.Lock()
         self._ends: dict[str, Ends] = {}
@@ -132,6 +129,19 @@ class FreshnessBoard:
             self._moves.keep(alive)
 
     def all(self) -> dict[str, TableFreshness]:
-        """Of every table, for metrics: nobody is asked."""
-        view = self._view.build(self._view.version)
-        return {name + REALTIME_SUFFIX: self.of(table, look=False) for name, table in sorted(view.tables.items())}
+        """Of every table, for metrics: nobody is asked, and segments, of which there may be many, are not looked at."""
+        catalog = self._catalog
+        with catalog.lock:
+            tables = {
+                name: TableView(
+                    record=record,
+                    partitions=tuple(
+                        PartitionView(record=partition, consuming=catalog.segments[name][partition.consuming])
+                        for _, partition in sorted(catalog.partitions.get(name, {}).items())
+                    ),
+                    segments=(),
+                    pipeline_record=catalog.pipelines.get(name, PipelineRecord()),
+                )
+                for name, record in sorted(catalog.tables.items())
+            }
+        return {name + REALTIME_SUFFIX: self.of(table, look=False) for name, table in tables.items()}
