@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import pytest
 from authority import Authority
 
 from cremant.model.cluster import Role
+from cremant.wire.codec import decode, encode
+from cremant.wire.watermarks import WantedMark, WatermarksReply, WatermarksRequest
 
 pytestmark = pytest.mark.process
 
@@ -232,3 +235,37 @@ def test_a_wiped_server_gets_its_segments_from_a_peer_when_the_store_is_gone(
     direct = cluster.http.get(first.url + path, headers=rest)
     assert through.status_code == direct.status_code == 206
     assert through.content == direct.content
+
+
+def test_how_far_a_server_is_visible_is_told_on_demand_and_known_again_after_a_restart(
+    make_cluster: Any, kit: Any
+) -> None:
+    cluster = make_cluster(flush_rows=100, partitions=1)
+    server = cluster.servers[0]
+    cluster.epochs.start()
+
+    def ask(timeout_ms: int = 0, **wanted: int) -> Any:
+        body = WatermarksRequest(
+            table="trips", incarnation=cluster.incarnation, wanted=(WantedMark(partition=0, **wanted),),
+            timeout_ms=timeout_ms,
+        )  # fmt: skip
+        answer = cluster.http.post(f"{server.url}/internal/v1/watermarks", content=encode(body))
+        return decode(answer.content, WatermarksReply).tails
+
+    kit.eventually(ask)
+    proven_ms = 1_800_000_000_000
+    with ThreadPoolExecutor(2) as threads:
+        rows, fresh = threads.submit(ask, 9_000, offset=100), threads.submit(ask, 9_000, fresh_ms=proven_ms)
+        cluster.epochs.write(100, reached_at_ms=proven_ms)
+        assert [tail.watermark.next_offset for tail in rows.result() + fresh.result()] == [100, 100]
+        assert fresh.result()[0].watermark.freshness_ms == proven_ms
+    kit.eventually(lambda: sealed_names(cluster))
+    [segment] = cluster.view().tables["trips"].segments
+    assert segment.mark == fresh.result()[0].watermark
+    server.kill()
+    server.start()
+    # Of its one sealed segment; its log has nothing more to say.
+    [tail] = kit.eventually(ask)
+    assert (tail.rows, tail.watermark) == (0, segment.mark)
+    assert tail.log_end == tail.log_offset
+    assert tail.log_read_at_ms is not None
