@@ -31,7 +31,12 @@ ABLATIONS = (
     Ablation("rows and updates are counted, duplicates included (E-4)", ("distinct_counts",)),
     Ablation("a mark rolled forward names the new generation", ("blocks_generation",)),
     Ablation("records of a fenced generation are believed (E-1)", ("fenced_ignored",)),
-    Ablation("a server reads on from its open segment, wherever its snapshots are", ("snapshot_position",)),
+    Ablation(
+        "a server reads on from its open segment, wherever its snapshots are",
+        ("snapshot_position",),
+        behind="versions that lack updates, which are given up and fetched",
+    ),
+    Ablation("... and what is fetched is served before it has caught up", ("snapshot_position", "fetched_caught_up")),
     Ablation("a fetched segment is served before it has caught up", ("fetched_caught_up",)),
     Ablation("the epoch log is trimmed below what versions are brought up to date with", ("log_kept",)),
     Ablation(

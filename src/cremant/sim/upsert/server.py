@@ -122,7 +122,9 @@ class Server:
 
     @property
     def is_whole(self) -> bool:
-        """It has the versions of all that was sealed here, or is to be fetched."""
+        """It reads all that it should, and has the versions of all that was sealed here, or is to be fetched."""
+        if any(self.consumes(partition) and partition not in self.hosted for partition in range(len(self.world.cuts))):
+            return False
         return all(
             hosted.disk.get(number)
             for hosted in self.hosted.values()
