@@ -41,13 +41,15 @@ class OnStale(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Demand:
     """`rows`: partition -> offset below which every row must be in the answer. `epoch`: of an upsert table, the least
-    that it may be of. Times are wall clock."""
+    that it may be of. `seen`: a client has seen that before; so nobody waits for a partition without a live replica.
+    Times are wall clock."""
 
     max_lag_ms: int | None = None
     min_fresh_ms: int | None = None
     rows: Mapping[int, int] = field(default_factory=dict)
     on_stale: OnStale = OnStale.WAIT
     epoch: int = 0
+    seen: bool = False
 
     def least_ms(self, now_ms: int) -> int:
         """What must be in an answer that is delivered at `now_ms`: everything of before that time; 0: whatever."""
@@ -57,9 +59,13 @@ class Demand:
     def is_met(self, partition: int, mark: Mark, least_ms: int) -> bool:
         return (
             mark.offset >= self.rows.get(partition, 0)
-            and mark.epoch >= self.epoch
+            and (mark.epoch >= self.epoch or not mark.epoch)  # has closed nothing: it came after that epoch
             and (least_ms == 0 or (mark.fresh_ms or 0) >= least_ms)
         )
+
+    def wants(self, partition: int, least_ms: int, servers: Collection[str]) -> bool:
+        """Anything of this partition, which `servers` have."""
+        return bool(least_ms or self.epoch or self.rows.get(partition)) and not (self.seen and not servers)
 
 
 def demand_of(options: Mapping[str, str]) -> Demand | None:
@@ -88,8 +94,8 @@ def seen_of(options: Mapping[str, str], table: TableView) -> Demand | None:
     if token is None:
         return None
     if table.record.config.upsert is not None:
-        return Demand(epoch=epoch_of(token, table))
-    return Demand(rows=floors_of(token, table))
+        return Demand(epoch=epoch_of(token, table), seen=True)
+    return Demand(rows=floors_of(token, table), seen=True)
 
 
 def _ms(options: Mapping[str, str], name: str, *, least: int) -> int | None:
@@ -161,7 +167,8 @@ def settled(
         if enough:
             marks[partition] = min(enough, key=lambda mark: (mark.epoch, mark.offset))
             continue
-        unmet.append(partition)
+        if demand.wants(partition, least_ms, servers):
+            unmet.append(partition)
         if known:
             marks[partition] = max(known, key=lambda mark: (mark.fresh_ms or 0, mark.offset))
     return Settled(marks, tuple(sorted(unmet)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from broker_kit import table_of
 
+from cremant.broker.demand import Demand, settled
 from cremant.broker.freshness import empty_until, freshness_of
 from cremant.cluster.lowwater import Chosen, Marks
 from cremant.cluster.shown import Mark, Shown
@@ -49,6 +50,29 @@ def test_an_epoch_of_before_a_partition_came_is_fresh_as_far_as_that_one_is_know
     # Rows that one of them shows are not in the answer.
     assert says("Server_2", 3, 950) == [700]
     assert empty_until((), shown) == []
+
+
+def test_nobody_waits_for_partitions_of_which_nothing_is_demanded() -> None:
+    shown, both = Shown(), {0: ("a",), 1: ("a",)}
+    shown.note(0, "a", Watermark(next_offset=42, epoch=5), offset=42, now_ms=0.0)
+    own = Demand(rows={0: 42})
+    assert settled(own, shown, both, 0).unmet == ()
+    assert settled(own, shown, both, 900).unmet == (0, 1), "freshness is demanded of all"
+    assert settled(Demand(rows={0: 43}), shown, both, 0).unmet == (0,)
+    # What a client has seen is not waited for where no replica is alive; its own writes are.
+    assert settled(Demand(rows={0: 42}), shown, {0: (), 1: ()}, 0).unmet == (0,)
+    assert settled(Demand(rows={0: 42}, seen=True), shown, {0: (), 1: ()}, 0).unmet == ()
+
+
+def test_a_token_of_an_upsert_table_does_not_wait_for_a_partition_that_has_closed_nothing() -> None:
+    shown, both = Shown(), {0: ("a",), 1: ("a",)}
+    seen = Demand(epoch=5, seen=True)
+    shown.note(0, "a", Watermark(next_offset=42, epoch=5), offset=42, now_ms=0.0)
+    assert settled(seen, shown, both, 0).unmet == (1,)
+    shown.note(1, "a", Watermark(next_offset=0, epoch=0), offset=0, now_ms=0.0)
+    assert settled(seen, shown, both, 0).unmet == ()
+    shown.note(1, "a", Watermark(next_offset=0, epoch=4), offset=0, now_ms=0.0)
+    assert settled(seen, shown, both, 0).unmet == (1,)
 
 
 def test_of_an_epoch_that_is_asked_for_at_least_what_was_heard_says_which_partitions_it_has() -> None:
