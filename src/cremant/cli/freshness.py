@@ -114,15 +114,20 @@ def _origins(document: dict[str, Any]) -> str:
 
 
 def _troubles(document: dict[str, Any]) -> list[str]:
-    found = []
+    """Each reason once, with where it holds."""
+    where: dict[tuple[str, str], list[str]] = {}
     for partition in document["partitions"]:
+        number, whole = partition["partition"], (partition["heldBackBy"], partition["reason"])
         if partition["state"] not in _WELL and partition["reason"] is not None:
-            where = f"partition {partition['partition']}, {partition['heldBackBy']}"
-            found.append(f"[yellow]{where}: {escape(partition['reason'])}[/]")
+            where.setdefault(whole, []).append(str(number))
         for replica in partition["replicas"]:
-            if replica["instance"] != partition["replica"] and replica["state"] not in (*_WELL, "paused"):
-                where = f"partition {partition['partition']} on {replica['instance']}"
-                found.append(f"[yellow]{escape(where)}: {escape(replica['reason'] or replica['state'])}[/]")
+            own = (replica["heldBackBy"], replica["reason"] or replica["state"])
+            if own != whole and replica["state"] not in (*_WELL, "paused"):
+                where.setdefault(own, []).append(f"{number} on {replica['instance']}")
+    found = [
+        f"[yellow]{stage}: {escape(reason)} (partition {escape(', '.join(places))})[/]"
+        for (stage, reason), places in where.items()
+    ]
     alert = document["alert"]
     if alert["state"] == "firing":
         since = "" if alert["sinceMs"] is None else f" for {ago(max(0, document['timeMs'] - alert['sinceMs']))}"
