@@ -161,6 +161,8 @@ def settled(
     void = tuple(rewinds)
     marks: dict[int, Mark] = {}
     unmet = [partition for partition in demand.rows if partition not in replicas]
+    if least_ms and not replicas:
+        unmet.append(0)  # a table that has no partition yet: nobody knows what is in its stream
     for partition, servers in replicas.items():
         known = [mark for mark in shown.known(partition, servers) if not void or is_void(mark.epoch, void) is None]
         enough = [mark for mark in known if demand.is_met(partition, mark, least_ms)]

@@ -78,7 +78,7 @@ def _unmet(demand: Demand, settling: Settling, response: BrokerResponse) -> tupl
     expected = settling.routes.replicas if settling.routes is not None else {}
     missing = set(demand.rows) - shown.keys()
     if least_ms and (response.freshness.fresh_ms or 0) < least_ms:  # also of what came while it ran, or after its epoch
-        missing |= {*expected, *range(response.freshness.partitions_expected)} - shown.keys()
+        missing |= {*expected, *range(max(1, response.freshness.partitions_expected))} - shown.keys()
     missing.update(number for number, mark in shown.items() if not demand.is_met(number, mark, least_ms))
     return tuple(sorted(missing))
 

@@ -64,6 +64,12 @@ def test_nobody_waits_for_partitions_of_which_nothing_is_demanded() -> None:
     assert settled(Demand(rows={0: 42}, seen=True), shown, {0: (), 1: ()}, 0).unmet == ()
 
 
+def test_a_table_without_partitions_is_not_known_to_be_fresh() -> None:
+    assert settled(Demand(max_lag_ms=5), Shown(), {}, 900).unmet == (0,)
+    assert settled(Demand(rows={0: 1}), Shown(), {}, 0).unmet == (0,)
+    assert settled(Demand(), Shown(), {}, 0).unmet == ()
+
+
 def test_a_token_of_an_upsert_table_does_not_wait_for_a_partition_that_has_closed_nothing() -> None:
     shown, both = Shown(), {0: ("a",), 1: ("a",)}
     seen = Demand(epoch=5, seen=True)
