@@ -280,7 +280,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[()=>][0-9A-B]?")
 
 def _wait_for_state(cluster: LocalCluster, state: str) -> None:
     def reached() -> bool:
-        (table,) = json.loads(cluster.run("status", "--json").stdout)["tables"]
+        (table,) = cluster.rest.call("GET", "/status")["tables"]
         report = table["pipeline"]["report"] or {}
         return bool(table["state"] == state and report.get("state") == state)
 

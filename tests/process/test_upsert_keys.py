@@ -299,8 +299,9 @@ def test_a_standby_takes_over_an_upsert_table(tmp_path: Path, phase: Callable[[s
                 phase(f"and after kill -9 of that one, too: {took_s:.1f} s, {holder(cluster)}")
             accounts.settle(240)
             assert busy.wrong == []
-            # Each takeover takes one; two that fight for the lease take one every second.
-            assert generation + 2 <= pipeline_of(cluster)["generation"] <= generation + 8
+            # Each takeover takes one, and a start that fails on a busy machine; two that fight for the lease take one
+            # every second of the whole test.
+            assert generation + 2 <= pipeline_of(cluster)["generation"] <= generation + 20
             log = (beside / "log.jsonl").read_text(encoding="utf-8")
             assert "keys are rebuilt" not in log, "the checkpoint is shared"
         accounts.close()

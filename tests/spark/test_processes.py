@@ -152,7 +152,7 @@ def test_a_pipeline_that_is_killed_in_the_middle_of_an_epoch_loses_and_doubles_n
 
 
 def blocks_beyond(world: World, rows: int) -> bool:
-    return sum(len(content.rows) for content in world.read()) > rows
+    return sum(content.row_count for content in world.read()) > rows
 
 
 def test_a_pipeline_whose_java_dies_ends_itself(world: World, url: str) -> None:

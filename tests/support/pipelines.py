@@ -12,8 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cremant.controller.clock import Clock
 from cremant.controller.core import Controller
@@ -139,14 +143,23 @@ class LocalMember:
 
 @dataclass
 class PartitionContent:
-    """What a reader of one partition of an epoch log takes."""
+    """What a reader of one partition of an epoch log takes. Made into Python's rows only where these are looked at:
+    what is waited for is looked for all the time, and needs the cores."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    batches: list[pa.RecordBatch] = field(default_factory=list)
     closed: list[EpochClosed] = field(default_factory=list)
     gaps: list[GapTaken] = field(default_factory=list)
     stopped: Stopped | None = None
     records: list[Record] = field(default_factory=list)
     ignored: int = 0
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        return [row for batch in self.batches for row in batch.to_pylist()]
+
+    @property
+    def row_count(self) -> int:
+        return sum(batch.num_rows for batch in self.batches)
 
     @property
     def marks(self) -> list[EpochMark]:
@@ -169,13 +182,15 @@ def read_partition(log: Log, topic: str, incarnation: str, partition: int, start
             for effect in machine.step(record, offset):
                 match effect:
                     case TakeRows():
-                        content.rows.extend(effect.batch.to_pylist())
+                        content.batches.append(effect.batch)
                     case EpochClosed():
                         content.closed.append(effect)
                     case GapTaken():
                         content.gaps.append(effect)
                     case RolledBack(next_offset=end, epoch=epoch):
-                        content.rows = [row for row in content.rows if row["$offset"] < end]
+                        content.batches = [
+                            batch.filter(pc.less(batch.column("$offset"), end)) for batch in content.batches
+                        ]
                         content.closed = [closed for closed in content.closed if closed.epoch <= epoch]
                     case Stopped():
                         content.stopped = effect
