@@ -38,6 +38,8 @@ TABLES: dict[str, dict[str, Any]] = {
 }
 PARTITIONS = 4
 _DEADLINE_S = 240.0
+#: From a warm standby to the end of its leader.
+_SETTLED_S = 2.0
 _KEYS = 50_000
 #: Rows of a feed come in bursts, one partition after the other.
 _BURST_ROWS, _BURST_EVERY_S = 100, 0.05
@@ -60,14 +62,14 @@ def run(context: Context) -> tuple[dict[str, Any], dict[str, Any]]:
     for table in [context.only] if context.only else TABLES:
         if table not in TABLES:
             raise ClusterError(f"takeover has no table {table!r}; there are {', '.join(TABLES)}")
-        found = _takeovers(context, table, rounds)
+        found = [_takeover(context, table) for _ in range(rounds)]
         figures[f"{table}_takeover_s"] = median(one.all_s for one in found)
         for name in Takeover._fields:
             figures[f"{table}_{name}"] = median(getattr(one, name) for one in found)
     return {"rounds": rounds, "rows_per_s": round(_BURST_ROWS / _BURST_EVERY_S)}, figures
 
 
-def _takeovers(context: Context, table: str, rounds: int) -> list[Takeover]:
+def _takeover(context: Context, table: str) -> Takeover:
     with (
         tempfile.TemporaryDirectory(prefix="cremant-bench-") as directory,
         LocalCluster(Path(directory) / "data", servers=1) as cluster,
@@ -76,34 +78,31 @@ def _takeovers(context: Context, table: str, rounds: int) -> list[Takeover]:
         stream.create(table, PARTITIONS)
         schema = {**SCHEMA, "schemaName": table} | ({"primaryKeyColumns": ["id"]} if table == "upsert" else {})
         cluster.rest.add_table(schema, table_config(table, stream.properties(table)) | TABLES[table])
-        with _fed(stream, table):
+        beside = Path(directory) / "beside"
+        options = ("--standby", "--set", f"checkpoint_dir={cluster.data_dir / 'pipeline'}")
+        with _fed(stream, table), second_pipeline(cluster, beside, *options):
             _until(lambda: _answers(cluster, table), "the first rows")
-            return [_takeover(context, cluster, table, Path(directory) / f"beside-{n}") for n in range(rounds)]
-
-
-def _takeover(context: Context, cluster: LocalCluster, table: str, beside: Path) -> Takeover:
-    """The standby takes over, and gives the table back."""
-    leader, log = cluster.data_dir / "pipeline", beside / "log.jsonl"
-    with second_pipeline(cluster, beside, "--standby", "--set", f"checkpoint_dir={leader}"):
-        _until(lambda: _events(log, "warmed up"), "a warm standby")
-        time.sleep(2)
-        next_epoch_s = _epoch_of_another(cluster, table)
-        os.kill(cluster.ready["pid"], signal.SIGSTOP)
-        try:
-            killed_s = time.time()
-            cluster.kill("pipeline")
-            closed_s = next_epoch_s()
-        finally:
-            os.kill(cluster.ready["pid"], signal.SIGCONT)
-        starting = [at for at, event in _events(log, "table state") if event["state"] == "starting"]
-        started = [at for at, _ in _events(log, "query started")]
-        found = Takeover(starting[-1] - killed_s, started[-1] - starting[-1], closed_s - started[-1])
-        parts = ", ".join(f"{name} {value:.1f}" for name, value in found._asdict().items())
-        context.show(f"{table}: {found.all_s:.1f} s ({parts})")
-        _until(lambda: _events(leader / "log.jsonl", "Spark session ready")[-1][0] > killed_s, "another leader")
-        next_epoch_s = _epoch_of_another(cluster, table)
-    next_epoch_s()
+            _until(lambda: _events(beside / "log.jsonl", "warmed up"), "a warm standby")
+            time.sleep(_SETTLED_S)
+            found = _kill_the_leader(cluster, table, beside / "log.jsonl")
+    parts = ", ".join(f"{name} {value:.1f}" for name, value in found._asdict().items())
+    context.show(f"{table}: {found.all_s:.1f} s ({parts})")
     return found
+
+
+def _kill_the_leader(cluster: LocalCluster, table: str, standby: Path) -> Takeover:
+    """`standby`: its log file."""
+    next_epoch_s = _epoch_of_another(cluster, table)
+    os.kill(cluster.ready["pid"], signal.SIGSTOP)
+    try:
+        killed_s = time.time()
+        cluster.kill("pipeline")
+        closed_s = next_epoch_s()
+    finally:
+        os.kill(cluster.ready["pid"], signal.SIGCONT)
+    starting = [at for at, event in _events(standby, "table state") if event["state"] == "starting"]
+    started = [at for at, _ in _events(standby, "query started")]
+    return Takeover(starting[-1] - killed_s, started[-1] - starting[-1], closed_s - started[-1])
 
 
 @contextlib.contextmanager
