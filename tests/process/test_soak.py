@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Minutes of steady load: rows, queries, segments sealing, retention. Nothing grows that should not.
 
-Three minutes here, three rounds of trimming and retention; `CREMANT_SOAK_MINUTES=10` finds slower leaks of memory, and
-`python -m bench soak --minutes 60` shows the same for longer.
+Five minutes here (`CREMANT_SOAK_MINUTES` changes it); `python -m bench soak --minutes 60` shows the same for longer.
 What is allowed is judged after the warm-up, by a slope that single spikes do not move, and generously: a leak
 of a kilobyte per query or a file per segment is far above it. Logs and sealed segments are judged when the load has
 ended: little may be left of them then, however late a busy machine was in deleting what was due.
@@ -29,11 +28,9 @@ from bench.soak import (
     run_soak,
 )
 
-MINUTES = float(os.environ.get("CREMANT_SOAK_MINUTES") or 3)
+MINUTES = float(os.environ.get("CREMANT_SOAK_MINUTES") or 5)
 #: The JVM's heap grows to its limit by design: what it may not do is go past it.
 JVM_MIB_MAX = 1_024 + 600
-#: Of growth, over the whole run.
-FILES_PER_MINUTE, THREADS_PER_MINUTE = 3, 2
 JUDGED = ("broker", "controller", "pipeline", "server-1", "server-2", "workers")
 
 
@@ -70,8 +67,8 @@ def test_minutes_of_load_leave_memory_files_and_threads_where_they_were(
             f"threads {growth(soak, role, 'threads'):+.1f}"
         )
         assert grown_mib < max(40, 0.2 * size_mib), f"{role} grew by {grown_mib:.0f} MiB at {size_mib:.0f} MiB"
-        assert growth(soak, role, "files") < FILES_PER_MINUTE * MINUTES, f"{role} keeps opening files"
-        assert growth(soak, role, "threads") < THREADS_PER_MINUTE * MINUTES, f"{role} keeps starting threads"
+        assert growth(soak, role, "files") < 15, f"{role} keeps opening files"
+        assert growth(soak, role, "threads") < 10, f"{role} keeps starting threads"
     assert soak.median("jvm", "rss_anon_kib") / 1024 < JVM_MIB_MAX
 
     warm = soak.warm()
