@@ -19,7 +19,7 @@ from cremant.cli.copies import copies
 from cremant.cli.find import Target
 from cremant.cli.segment import story
 from cremant.cli.sql import error_of, print_table
-from cremant.cli.status import print_status, status
+from cremant.cli.status import print_status, problems, status
 from cremant.cli.table import print_partitions
 from cremant.cli.topic import offsets_json
 from cremant.model.errors import Unavailable
@@ -184,6 +184,21 @@ def test_a_table_in_trouble_says_what_is_wrong(capsys: pytest.CaptureFixture[str
                  "3 sealed segments have a single copy", "lost, as shop__0__1", "4 sealed segments wait for their",
                  "the store hangs", "on Server_a_2 takes no more rows (tailQuota)"):  # fmt: skip
         assert word in printed
+
+
+def test_a_replica_that_starts_says_how_far_it_has_caught_up() -> None:
+    replica = {"live": True, "error": None, "state": "catchingUp"}
+    table = {
+        "segments": {"withoutReplica": [], "lost": [], "withoutCopy": 0, "singleCopy": 0, "uploadBacklog": 0},
+        "pipeline": {"report": None},
+        "partitions": [
+            {"partition": 3, "replicas": {
+                "Server_a_1": {**replica, "catchUp": {"logRecordsDone": 12_000, "logRecordsOf": 50_000}},
+                "Server_b_1": {**replica, "state": "consuming", "catchUp": None},
+            }},
+        ],
+    }  # fmt: skip
+    assert problems(table) == ["partition 3 on Server_a_1 catches up: 12,000 of 50,000 records of its log"]
 
 
 def test_upsert_tables_have_a_line_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
