@@ -45,7 +45,7 @@ from cremant.model.names import epoch_topic
 MINUTES = float(os.environ.get("CREMANT_UPSERT_SOAK_MINUTES") or 2)
 SEED = int(os.environ.get("CREMANT_UPSERT_SOAK_SEED") or 1)
 KAFKA = bool(os.environ.get("CREMANT_UPSERT_SOAK_KAFKA"))
-RATE_PER_S = int(os.environ.get("CREMANT_UPSERT_SOAK_RATE") or (3_000 if KAFKA else 6_000))
+RATE_PER_S = int(os.environ.get("CREMANT_UPSERT_SOAK_RATE") or (3_000 if KAFKA else 4_500))
 RATE_MIN_PER_S = min(RATE_PER_S, 4_000) * 0.9
 STRICT = bool(os.environ.get("CREMANT_UPSERT_SOAK_STRICT"))
 PARTITIONS = 4
