@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
+from confluent_kafka import Producer
 from pipelines import World, event, wait_for
 
 from cremant.epoch.records import Heartbeat, RowBlock
 from cremant.log.api import Message
 from cremant.model.cluster import StreamProgress
 from cremant.pipeline.query import TableQuery
+from kafka import KafkaCluster
 
 Session = Callable[[], Any]
 
@@ -49,8 +53,8 @@ def test_messages_that_become_no_rows_make_the_table_no_less_fresh(world: World,
 
 
 def test_an_idle_partition_is_proven_fresh_while_another_waits_for_its_epoch(world: World, session: Session) -> None:
-    """Epochs a minute apart: what waits for the next one holds back its own partition alone."""
-    world.add_table({"minEpochMs": 60_000}, partitions=2)
+    """Epochs days apart: what waits for the next one holds back its own partition alone."""
+    world.add_table({"minEpochMs": 10**9}, partitions=2)
     query = world.query(session)
     wait_for(lambda: proven(query, 0) and proven(query, 1))
     written_ms = world.stream.append("events", 0, [Message(event(0))]).timestamp_ms
@@ -108,3 +112,77 @@ def test_a_pipeline_that_starts_again_is_proven_caught_up_without_a_new_message(
     found = second.report().partitions
     assert [(one.stream_end, one.closed, one.max_ingestion_ms) for one in found] == [(20, 20, None)] * 2
     assert isinstance(found[0], StreamProgress)
+
+
+# --- streams in Kafka ---
+
+
+@pytest.fixture
+def kafka_world(tmp_path: Path, kafka: KafkaCluster) -> Iterator[World]:
+    """Streams in Kafka, epoch logs embedded."""
+    world = World(tmp_path, stream_brokers=kafka.brokers)
+    yield world
+    kafka.heal()
+    world.close()
+
+
+def test_a_stream_that_does_not_answer_is_said_in_words(
+    kafka_world: World, kafka: KafkaCluster, session: Session
+) -> None:
+    """Before any deadline of its requests; nothing is proven meanwhile, and it goes on by itself."""
+    world = kafka_world
+    world.add_table(partitions=1)
+    query = world.query(session)
+    wait_for(lambda: proven(query))
+    assert query.report().stream_error is None
+    kafka.pause(1)
+    stopped_ms = now_ms()
+    wait_for(lambda: query.report().stream_error, 30)
+    said = query.report()
+    assert "no answer for" in (said.stream_error or "")
+    assert world.topic() in (said.stream_error or "")
+    (one,) = said.partitions
+    assert (one.read_at_ms or 0) <= stopped_ms
+    assert (one.caught_up_at_ms or 0) <= stopped_ms
+    kafka.resume(1)
+    resumed_ms = now_ms()
+    wait_for(lambda: proven(query) > resumed_ms, 120)
+    assert query.report().stream_error is None
+
+
+def test_what_nobody_can_see_of_transactions_is_nothing_that_is_missing(
+    kafka_world: World, kafka: KafkaCluster, session: Session
+) -> None:
+    """A stream that ends with markers or aborted messages is caught up with, and so is what may be read while a
+    transaction is open."""
+    world = kafka_world
+    world.add_table(partitions=1)
+    topic = world.topic()
+    producer = Producer({"bootstrap.servers": kafka.brokers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+
+    def write(numbers: range) -> None:
+        producer.begin_transaction()
+        for number in numbers:
+            producer.produce(topic, event(number), partition=0)
+        producer.flush(30)
+
+    def caught_up_at(end: int) -> None:
+        asked_ms = now_ms()
+        wait_for(lambda: proven(query) > asked_ms and query.report().partitions[0].closed == end, 120)
+        assert query.report().partitions[0].stream_end == end
+
+    write(range(10))
+    producer.commit_transaction(30)
+    write(range(1_000, 1_010))
+    producer.abort_transaction(30)
+    query = world.query(session)
+    caught_up_at(22)
+    write(range(1_010, 1_020))
+    caught_up_at(22)
+    producer.abort_transaction(30)
+    caught_up_at(33)
+    (content,) = world.read()
+    assert [row["id"] for row in content.rows] == list(range(10))
+    blocks = [record for record in content.records if isinstance(record, RowBlock)]
+    assert (blocks[-1].timestamp_type, blocks[-1].max_ingestion_ms) == ("", None), "markers have no time"
