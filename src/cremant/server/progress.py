@@ -50,8 +50,12 @@ class Progress:
 
     def _wake(self) -> None:
         with self._guard:
-            due = [waiter for waiter in self._waiters if self._ended or self._is_at(waiter.offset, waiter.fresh_ms)]
-            self._waiters = [waiter for waiter in self._waiters if waiter not in due]
+            due: list[_Waiter] = []
+            left: list[_Waiter] = []
+            for waiter in self._waiters:
+                is_due = self._ended or self._is_at(waiter.offset, waiter.fresh_ms)
+                (due if is_due else left).append(waiter)
+            self._waiters = left
         for waiter in due:
             with contextlib.suppress(RuntimeError):  # that loop is closed already
                 waiter.loop.call_soon_threadsafe(_resolve, waiter.future)
