@@ -9,20 +9,24 @@ the jar, everything works the same, slower.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cremant.model.errors import NoResource
 from cremant.model.settings import Settings
 from cremant.pipeline.java import QUICK_JAR, Jvm, JvmStart
 from cremant.shell.leftovers import make_held, remove_held, remove_stale_directories, temporary_path
+from cremant.shell.logs import log_event
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -116,6 +120,23 @@ def open_session(settings: Settings, jvm: Jvm) -> SparkSession:
         conf = SparkConf(loadDefaults=False)
         for name, value in session_conf(settings).items():
             conf.set(name, value)
-        return SparkSession.builder.config(conf=conf).getOrCreate()
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        know_no_other_sources(session)
+        return session
     finally:
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+
+
+def know_no_other_sources(session: SparkSession) -> None:
+    """Before the first data source is registered Spark starts two Python processes that look for others in packages
+    whose name begins with `pyspark_`: seconds of every start, for nothing that is used here. It remembers what they
+    found; we say that it was nothing. This is not part of Spark's interface: without it everything works the same."""
+    from py4j.protocol import Py4JError
+
+    jvm: Any = session._jvm
+    try:
+        manager = getattr(jvm.org.apache.spark.sql.execution.datasources, "DataSourceManager$")
+        nothing = getattr(getattr(jvm.scala.collection.immutable, "Map$"), "MODULE$").empty()
+        getattr(getattr(manager, "MODULE$"), "dataSourceBuilders_$eq")(jvm.scala.Option.apply(nothing))
+    except (Py4JError, TypeError) as error:
+        log_event(_log, "Spark looks for data sources in packages", level=logging.WARNING, because=str(error))

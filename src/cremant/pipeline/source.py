@@ -39,7 +39,6 @@ from cremant.pipeline.plan import (
     shares_of,
     tasks_of,
 )
-from cremant.pipeline.rebuild import PAGE_OFFSETS, run_seed
 from cremant.pipeline.spec import RunSpec, WantedFile
 from cremant.pipeline.task import emission_ddl, giving_up_loudly, run_task
 
@@ -191,6 +190,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         with giving_up_loudly(self._spec):
             plan = EpochPlan.from_offset(end)
             if plan.seed is not None:
+                from cremant.pipeline.rebuild import PAGE_OFFSETS  # here, for what it imports
+
                 groups = seed_shares(self._spec.seed_from, plan.ends, self._spec.tasks_max, PAGE_OFFSETS)
                 return [TaskSeed(shares, plan) for shares in groups]
             bounds = worker.stream_of(self._spec).bounds(self._spec.topic, range(len(plan.partitions)))
@@ -230,6 +231,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, TaskSeed):
+            from cremant.pipeline.rebuild import run_seed  # here, for what it imports
+
             return run_seed(self._spec, partition.shares, batch_id_of_task(), partition.plan)
         assert isinstance(partition, TaskShares)
         if self._spec.function_version is not None:

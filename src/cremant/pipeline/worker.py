@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cremant.ingest.messages import Schemas
 from cremant.ingest.plan import Ingested, IngestPlan, compile_ingest
@@ -23,8 +23,10 @@ from cremant.model.cluster import TableRecord
 from cremant.model.errors import InvariantViolation, NotFound
 from cremant.model.secrets import resolve_all
 from cremant.pipeline.plan import Share
-from cremant.pipeline.registry import RegistryClient
 from cremant.pipeline.spec import RunSpec, read_config
+
+if TYPE_CHECKING:
+    from cremant.pipeline.registry import RegistryClient
 
 #: Open readers of one worker: four tables of 16 partitions each.
 READERS_MAX = 64
@@ -48,6 +50,9 @@ class Table:
 
     def _asked(self, ids: set[int]) -> Schemas:
         if self._registry is None:
+            # Here, because a client of HTTP would be a third of the start of every worker.
+            from cremant.pipeline.registry import RegistryClient
+
             properties = resolve_all(self.record.config.stream.decoder_properties, os.environ, _read_text)
             self._registry = RegistryClient(parse_registry(properties))
         return self._registry.schemas(ids)
