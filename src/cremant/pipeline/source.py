@@ -150,7 +150,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             ends = [bound.latest for bound in bounds]
             at_ms = at_ms if all(bound.settled for bound in bounds) else UNPROVEN
             if self._until is not None:
-                ends = [min(end, until) for end, until in zip(ends, self._until, strict=False)]
+                # There may be more behind them.
+                ends, at_ms = [min(end, until) for end, until in zip(ends, self._until, strict=False)], UNPROVEN
             after = next_plan(
                 before, wanted, earliest=[bound.earliest for bound in bounds], ends=ends, at_ms=at_ms,
                 max_rows=limit.max_rows if isinstance(limit, ReadMaxRows) else 2**62,
