@@ -149,7 +149,15 @@ def tested_something(cluster: LocalCluster, findings: Findings, fire: Fire) -> N
     assert sum(map(fire.was_lately, findings.came_ms)) >= ANSWERS_MIN / 3
     for wish in WISHES:
         assert findings.complete[wish] >= COMPLETE_MIN, f"too few answers with {wish}"
+    until_s = time.monotonic() + HEALED_S
+    while min(sealed_of(cluster).values()) < PARTITIONS:
+        assert time.monotonic() < until_s, f"segments sealed: {sealed_of(cluster)}"
+        time.sleep(0.2)
+
+
+def sealed_of(cluster: LocalCluster) -> dict[str, int]:
+    """Segments that are sealed, by table."""
     view = cluster.rest.call("GET", "/internal/v1/view")["tables"]
-    for table in (APPEND, UPSERT):
-        sealed = sum(segment["status"] == "DONE" for segment in view[table]["segments"])
-        assert sealed >= PARTITIONS, f"{table}: {sealed} segments sealed"
+    return {
+        table: sum(segment["status"] == "DONE" for segment in view[table]["segments"]) for table in (APPEND, UPSERT)
+    }
