@@ -140,11 +140,11 @@ def test_no_answer_is_older_than_it_says_while_everything_is_killed_and_stopped(
         assert findings.wrong[:3] == [], WRONG
         for table in (APPEND, UPSERT):
             phase(f"{table}: everything visible after {wait_for_all(cluster, ledger, table):.1f} s")
-        tested_something(cluster, findings, fire)
+        check_that_it_meant_something(cluster, findings, fire)
         ledger.close()
 
 
-def tested_something(cluster: LocalCluster, findings: Findings, fire: Fire) -> None:
+def check_that_it_meant_something(cluster: LocalCluster, findings: Findings, fire: Fire) -> None:
     assert findings.claims >= ANSWERS_MIN / 3
     assert sum(map(fire.was_lately, findings.came_ms)) >= ANSWERS_MIN / 3
     for wish in WISHES:
