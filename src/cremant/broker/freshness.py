@@ -16,10 +16,8 @@ from cremant.broker.tokens import read_token
 from cremant.cluster.gather import Gather
 from cremant.cluster.shown import Mark, Shown
 from cremant.model.cluster import PartitionView, TableRecord
+from cremant.model.offsets import weakest
 from cremant.wire.messages import PartitionAnswer, ServerAnswer
-
-#: From least to most that a timestamp proves: own clock at indexing, producer's clock, the log's clock at append.
-_SOURCES = ("index", "create", "logAppend")
 
 
 def freshness_of(
@@ -41,7 +39,7 @@ def freshness_of(
     watermarks = [tail.watermark for tail in tails.values()]
     events = [mark.max_ingestion_ms for mark in watermarks if mark.max_ingestion_ms is not None]
     result.newest_event_ms = max(events, default=None)
-    result.source = min((mark.source for mark in watermarks), key=_strength)
+    result.source = weakest(mark.stamped_by for mark in watermarks)
     result.partitions = {number: _mark(tail, cut, proofs.get(number)) for number, tail in complete.items()}
     known = [*empty, *(mark.fresh_ms for mark in result.partitions.values())]
     if len(complete) == partitions_expected and None not in known:
@@ -72,10 +70,6 @@ def empty_until(views: Iterable[PartitionView], shown: Shown) -> list[int | None
     return found
 
 
-def _strength(source: str) -> int:
-    return _SOURCES.index(source) if source in _SOURCES else 0
-
-
 def provenance_of(gather: Gather) -> list[dict[str, Any]]:
     """Where the rows of each partition came from (`includeProvenance`): the consuming part with what it shows, and how
     many sealed segments, replica by replica."""
@@ -88,7 +82,7 @@ def provenance_of(gather: Gather) -> list[dict[str, Any]]:
                     "partition": tail.partition, "origin": "consuming", "replica": arrival.server, "segments": 1,
                     "fromOffset": tail.covered.first, "nextOffset": tail.covered.next, "epoch": mark.epoch,
                     "freshnessTimeMs": mark.freshness_ms, "maxIngestionTimeMs": mark.max_ingestion_ms,
-                    "caughtUpTimeMs": mark.caught_up_at_ms, "freshnessSource": mark.source,
+                    "caughtUpTimeMs": mark.caught_up_at_ms, "freshnessSource": mark.stamped_by,
                 }
             )  # fmt: skip
     sealed: dict[tuple[int, str], int] = {}

@@ -22,6 +22,7 @@ from cremant.cluster.stages import (
     state_of,
 )
 from cremant.model.cluster import PartitionView, PipelineReport, StreamProgress, TableView, TailReport
+from cremant.model.offsets import weakest
 from cremant.wire.freshness import (
     PartitionFreshness,
     PipelineFreshness,
@@ -58,7 +59,6 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
     lag_ms = None if not lags or None in lags else max(lag for lag in lags if lag is not None)
     ages = [one.last_event_age_ms for one in partitions if one.last_event_age_ms is not None]
     rows = [one.lag_rows for one in partitions]
-    sources = [_best(one).freshness_source for one in partitions if one.replica is not None]
     worst = max(partitions, key=_badness, default=None)
     sla_state, alert = promise(
         lag_ms, min(ages, default=None), seen.now_ms, sla.max_lag_ms, sla.max_event_age_ms, _why(worst)
@@ -71,7 +71,7 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
         freshness_lag_ms=lag_ms,
         min_fresh_time_ms=None if lag_ms is None else seen.now_ms - lag_ms,
         last_event_age_ms=min(ages, default=None),
-        freshness_source=min((one for one in sources if one is not None), key=_strength, default=None),
+        freshness_source=weakest(_best(one).freshness_source for one in partitions if one.replica is not None),
         lag_rows=None if None in rows else sum(one for one in rows if one is not None),
         num_partitions_expected=len(partitions),
         num_partitions_reporting=sum(one.replica is not None for one in partitions),
@@ -88,11 +88,6 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
 
 #: From harmless to bad, as a table's state sums its partitions' up.
 _STATES = ("idle", "caughtUp", "paused", "behind", "unknown", "stuck")
-_SOURCES = ("index", "create", "logAppend")
-
-
-def _strength(source: str) -> int:
-    return _SOURCES.index(source) if source in _SOURCES else 0
 
 
 def _badness(one: PartitionFreshness) -> tuple[bool, int]:
@@ -180,7 +175,7 @@ def _replica(
         tail_state=tail.state,
         freshness_lag_ms=lag_ms,
         fresh_time_ms=fresh_ms,
-        freshness_source=mark.source if fresh_ms is not None else None,
+        freshness_source=mark.stamped_by,
         visible_offset=mark.next_offset,
         epoch=mark.epoch,
         lag_rows=lag_rows,
@@ -294,7 +289,7 @@ def _pipeline(seen: Observed) -> PipelineFreshness:
         instance=upstream.pipeline_id if upstream is not None else None,
         state=state,
         report_age_ms=upstream.age_ms if upstream is not None else None,
-        epoch=report.epoch if report is not None else None,
+        epoch=report.epoch if report is not None and report.epoch >= 0 else None,
         error=report.error if report is not None else None,
         stream_error=stream_error(upstream),
     )

@@ -7,6 +7,8 @@ partition's epoch log may start again (rule E-1): always just after a mark.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -35,6 +37,15 @@ class Position(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     next_offset: int
 
 
+#: Whose clock gave a time, the weakest claim first: ours at indexing, the producer's, the log's at append.
+_SOURCES = ("index", "create", "logAppend")
+
+
+def weakest(sources: Iterable[str | None]) -> str | None:
+    """Of the sources that are known, the one that proves least; None: none is."""
+    return min((source for source in sources if source is not None), key=_SOURCES.index, default=None)
+
+
 class Watermark(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How far one replica of a partition is visible to queries (freshness design).
 
@@ -50,6 +61,11 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     caught_up_at_ms: int | None = None
     source: str = "create"
     held_at_ms: int | None = None
+
+    @property
+    def stamped_by(self) -> str | None:
+        """`source`, where a message was ever seen."""
+        return self.source if self.max_ingestion_ms is not None else None
 
     @property
     def freshness_ms(self) -> int | None:

@@ -18,7 +18,7 @@ import msgspec
 
 from cremant.epoch.effects import TakeRows
 from cremant.epoch.records import PartitionMark
-from cremant.model.offsets import Position, Watermark
+from cremant.model.offsets import Position, Watermark, weakest
 from cremant.model.segments import SegmentMetadata
 from cremant.segment.build import newest
 
@@ -26,8 +26,6 @@ from cremant.segment.build import newest
 EPOCHS_SEEN = 1024
 #: The stream gave no time: that of indexing stands for it.
 INDEX = "index"
-#: Sources, the weakest claim first.
-_WEAKEST = (INDEX, "create", "logAppend")
 
 
 class Marks:
@@ -84,7 +82,7 @@ class Marks:
         if before_ms is None or time_ms > before_ms:
             self._advance(max_ingestion_ms=time_ms, source=source)
         elif time_ms == before_ms:
-            self._advance(source=min(source, self.now.source, key=_WEAKEST.index))
+            self._advance(source=weakest((source, self.now.source)))
 
     def moved(self, next_offset: int) -> None:
         """There are no rows up to there."""
