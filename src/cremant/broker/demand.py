@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a query demands of the freshness of its answer, and whether that is had (design: freshness.md). Pure.
 
-maxFreshnessLagMs = N       as it is delivered, everything that was in the stream N ms before is in the answer
-minFreshnessTimeMs = T      ... everything that was in the stream at T (wall clock)
+maxFreshnessLagMs = N       as it is delivered, everything that came to the stream before N ms ago is in the answer
+minFreshnessTimeMs = T      ... everything that came to the stream before T (wall clock)
 readYourWrites = '{"p": o}' ... the rows up to offset o of partition p
 onStale                     wait (the default; until the query's time is over), error (refuse), partial (answer, flag)
 

@@ -96,7 +96,7 @@ class Marks:
         if now_s - self._looked_s.get(incarnation, 0.0) >= LOOK_EVERY_S:
             self._looked_s[incarnation] = now_s
             self.of(routes).keep(routes.urls)
-            task = asyncio.get_running_loop().create_task(self.look(routes))
+            task = asyncio.get_running_loop().create_task(self.look(routes, timeout_s=LOOK_TIMEOUT_S))
             self._looks.add(task)
             task.add_done_callback(self._looks.discard)
 
@@ -107,7 +107,7 @@ class Marks:
         routes: Routes,
         partitions: Collection[int] | None = None,
         *,
-        timeout_s: float = LOOK_TIMEOUT_S,
+        timeout_s: float,
         on_reply: Callable[[str, WatermarksReply | str], bool] = lambda server, reply: False,
     ) -> dict[str, WatermarksReply | str]:
         """Live server -> what it says of these partitions (all) now, or why it says nothing. Ends early once `on_reply`
@@ -164,7 +164,9 @@ class Marks:
             if demand.on_stale is OnStale.WAIT:
                 await settling.wait(until_s)
             elif settling.routes is not None:
-                await self.look(settling.routes, settling.had.unmet, on_reply=settling.replied)
+                await self.look(
+                    settling.routes, settling.had.unmet, timeout_s=LOOK_TIMEOUT_S, on_reply=settling.replied
+                )
         return settling
 
     def routes(self, table: str) -> Routes | None:

@@ -64,9 +64,15 @@ class BrokerMetrics:
             self._partial.inc()
         if response.result is not None:
             self._reduce_ms.observe(response.reduce_ms)
-        if not response.tables or not response.freshness.partitions_expected:
+        if not response.tables:
             return
         table = f"{response.tables[0]}_REALTIME"
+        if response.stale is not None:
+            self._stale.labels(table, response.stale).inc()
+        if response.waited_ms:
+            self._waited_ms.labels(table).observe(response.waited_ms)
+        if not response.freshness.partitions_expected:
+            return
         lag_ms = response.lag_ms
         if lag_ms is None:
             self._unknown.labels(table).inc()
@@ -74,10 +80,6 @@ class BrokerMetrics:
             self._freshness_ms.labels(table).observe(lag_ms)
         if response.sla_violated:
             self._violations.labels(table).inc()
-        if response.stale is not None:
-            self._stale.labels(table, response.stale).inc()
-        if response.waited_ms:
-            self._waited_ms.labels(table).observe(response.waited_ms)
 
 
 class NetworkMetrics(Collector):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
 
 from cremant.broker.marks import Marks
@@ -90,9 +91,7 @@ def explained(found: TableFreshness, needed: Collection[int]) -> pa.Table:
     rows: list[tuple[int, str | None, str, int | None, str, str | None]] = []
     if partitions:
         worst = partitions[0]
-        rows.append(
-            (worst.partition, worst.replica, "TOTAL", worst.freshness_lag_ms, worst.state, _whole(worst))
-        )  # fmt: skip
+        rows.append((worst.partition, worst.replica, "TOTAL", worst.freshness_lag_ms, worst.state, _whole(worst)))
     for one in partitions:
         rows += _stages(one)
     names = ("partition", "replica", "stage", "lag", "state", "reason")
@@ -115,11 +114,7 @@ def _whole(worst: PartitionFreshness) -> str:
 def _stages(one: PartitionFreshness) -> list[tuple[int, str | None, str, int | None, str, str | None]]:
     if one.stages_ms is None:
         return [(one.partition, one.replica, one.held_back_by or "unknown", None, one.state, one.reason)]
-    split = one.stages_ms
-    shares = {
-        "stream": split.stream, "pipeline": split.pipeline, "log": split.log, "server": split.server,
-        "unknown": split.unknown,
-    }  # fmt: skip
+    shares: dict[str, int] = msgspec.structs.asdict(one.stages_ms)
     spent = sorted(((ms, stage) for stage, ms in shares.items() if ms > 0), reverse=True)
     return [
         (one.partition, one.replica, stage, ms, one.state, one.reason if stage == one.held_back_by else None)

@@ -16,7 +16,7 @@ The lag is the time from F, up to which everything is visible, until now. It is 
       server, log   pipeline      stream or pipeline
 
 C: what the pipeline has closed; R: when the stream last answered it. [F, C) was closed and is not visible: the server
-holds it back, or the log if it has not responds that server since a time L. [C, R) was there and is not closed: the
+holds it back, or the log if it has not answered that server since a time L. [C, R) was there and is not closed: the
 pipeline. From R on it is the stream if that does not answer, else the pipeline, dead or alive. What came after the last
 word of a server that would answer is nobody's fault and `unknown`.
 """
@@ -38,13 +38,13 @@ IDLE_AFTER_MS = 10_000
 STUCK_AFTER_MS = 10_000
 #: Who says something twice a second and was not heard for so long has stopped, or was stopped.
 SILENT_AFTER_MS = 3 * HEARTBEAT_MS
-#: A server looks at the end of its log all the time; what is older was not responds.
+#: A server looks at the end of its log all the time; what is older was not answered.
 LOG_SILENT_AFTER_MS = 2_500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """A replica's word, of `said_ms`; `log_silent_since_ms`: the log has not responds it since."""
+    """A replica's word, of `said_ms`; `log_silent_since_ms`: the log has not answered it since."""
 
     said_ms: int
     answers: bool
@@ -108,7 +108,8 @@ def state_of(
 def promise(
     lag_ms: int | None, age_ms: int | None, now_ms: int, sla_ms: int | None, max_age_ms: int | None, why: str
 ) -> tuple[str, Alert]:
-    """SLA state and alert. A bound is broken by what is above it; what is not known breaks no bound, but fires."""
+    """SLA state and alert. A bound is broken by what is above it; what is not known breaks no bound, but fires. As in
+    answers to queries (`BrokerResponse.sla_violated`), unknown freshness keeps no promise."""
     if sla_ms is None and max_age_ms is None:
         return "none", Alert(state="ok")
     broken: list[tuple[int, str]] = []
@@ -120,8 +121,8 @@ def promise(
         broken.append((now_ms - age_ms + max_age_ms, text))
     if broken:
         return "violated", Alert(state="firing", reason=broken[0][1], since_ms=min(since for since, _ in broken))
-    if sla_ms is not None and lag_ms is None:
+    if lag_ms is None:
         return "unknown", Alert(state="firing", reason=f"it is not known how fresh the table is: {why}")
-    if sla_ms is None and age_ms is None:
+    if max_age_ms is not None and age_ms is None:
         return "unknown", Alert(state="firing", reason="it is not known of when the newest event is")
     return "ok", Alert(state="ok")

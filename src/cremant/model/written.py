@@ -7,7 +7,7 @@ HTTP produce, by `cremant.read_your_writes` out of Kafka's delivery reports, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
@@ -37,12 +37,3 @@ def parse_write_token(text: str) -> dict[int, int]:
         if not 0 <= offset <= _OFFSET_MAX:
             raise UserError(f"not a token of writes: offset {offset} of partition {partition}; {_EXPECTED}")
     return found
-
-
-def join_write_tokens(tokens: Iterable[str]) -> str:
-    """One token for all of these writes. Raises UserError."""
-    joined: dict[int, int] = {}
-    for token in tokens:
-        for partition, offset in parse_write_token(token).items():
-            joined[partition] = max(offset, joined.get(partition, offset))
-    return write_token(joined)

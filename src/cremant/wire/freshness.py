@@ -47,7 +47,7 @@ class ReplicaFreshness(msgspec.Struct, frozen=True, kw_only=True, rename="camel"
     responds: bool
     serves: bool
     report_age_ms: int | None
-    #: idle, caughtUp, behind, stuck, paused or unknown (cluster/freshness.py says what they mean).
+    #: idle, caughtUp, behind, stuck, paused or unknown (cluster/stages.py says what they mean).
     state: str
     tail_state: str | None
     freshness_lag_ms: int | None

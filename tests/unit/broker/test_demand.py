@@ -37,6 +37,12 @@ def shared_kit() -> Iterator[Kit]:
         yield kit
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow machine is not a server that does not answer."""
+    monkeypatch.setattr(marks_module, "LOOK_TIMEOUT_S", 5.0)
+
+
 @pytest.fixture
 def kit(shared_kit: Kit) -> Iterator[Kit]:
     """All replicas are fresh."""
@@ -263,7 +269,7 @@ def test_own_writes_are_waited_for(kit: Kit) -> None:
     ],
 )
 def test_writes_that_never_come_are_named(kit: Kit, token: str, said: str) -> None:
-    assert said in message(ask(kit, f"set readYourWrites = '{token}'; set timeoutMs = 2000"))
+    assert said in message(ask(kit, f"set readYourWrites = '{token}'; set timeoutMs = 3000"))
     answer = ask(kit, f"set readYourWrites = '{token}'; set onStale = 'partial'")
     assert (said in message(answer), answer["resultTable"]["rows"]) == (True, [[200]])
 

@@ -136,3 +136,7 @@ def test_unknown_freshness_fires_and_is_called_unknown() -> None:
     state, alert = promise(None, 3, NOW_MS, 2_000, None, "no server answers")
     assert (state, alert.state, alert.since_ms) == ("unknown", "firing", None)
     assert promise(None, None, NOW_MS, None, 1_000, "why")[0] == "unknown"
+    # Whichever bound is promised, as answers to queries have it.
+    assert promise(None, 3, NOW_MS, None, 1_000, "why")[0] == "unknown"
+    for sla_ms in (None, 2_000):
+        assert promise(10, None, NOW_MS, sla_ms, 1_000, "why")[0] == "unknown"
