@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 from cremant.broker.query import QueryService
 from cremant.model.cluster import as_json
 from cremant.model.errors import NotFound, QueryError, Unavailable
+from cremant.model.names import REALTIME_SUFFIX, raw_table_name
 from cremant.shell.app import json_response
 from cremant.sql.planner import find_table
 
@@ -23,7 +24,7 @@ def freshness_routes(queries: QueryService) -> list[BaseRoute]:
         try:
             routes = queries.routes(find_table(name, known.tables))
         except QueryError as error:
-            raise NotFound(f"Table {name} not found", hint=error.hint) from error
+            raise NotFound(f"Table {raw_table_name(name)}{REALTIME_SUFFIX} not found", hint=error.hint) from error
         return json_response(as_json(await queries.watch.look(routes)))
 
     return [Route("/tables/{table}/freshness", freshness)]

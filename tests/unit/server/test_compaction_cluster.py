@@ -290,7 +290,7 @@ def test_what_one_server_cannot_make_another_one_does(
     make_world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk of the first one is full. It says so, serves what it has, and goes on once there is room."""
-    monkeypatch.setattr(compaction, "ORDER_MS", 500)
+    monkeypatch.setattr(compaction, "ORDER_MS", 1_000)
     world = make_world("one", "other", **peers_only())
     one, other = world.nodes
     world.write(30)

@@ -266,7 +266,6 @@ def test_stored_versions_of_epochs_that_were_taken_back_are_continued_from_befor
     there = world.server("there", 3)
     there.read()
     there.install()
-    monkeypatch.setattr(validity, "_FORWARD_S", 0.2)
     world.put_into_store(14)
     assert world.metadata.versions is not None
     stored = msgspec.structs.replace(world.metadata.versions, position=world.epochs.positions[1][9])
@@ -275,8 +274,10 @@ def test_stored_versions_of_epochs_that_were_taken_back_are_continued_from_befor
     me = world.server("me", 10)
     me.table.rewinds = (Rewind(to_epoch=10),)
     me.install()
-    with pytest.raises(Unavailable, match="its versions are as of epoch"):
-        me.keeper.bring(me.table, me.hosted)
+    with monkeypatch.context() as patched:
+        patched.setattr(validity, "_FORWARD_S", 0.2)
+        with pytest.raises(Unavailable, match="its versions are as of epoch"):
+            me.keeper.bring(me.table, me.hosted)
     assert me.hosted.versions is None
     world.epochs.generation += 1
     for partition in range(2):
