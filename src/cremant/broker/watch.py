@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cremant.broker.marks import Marks
 from cremant.broker.peers import Peers
-from cremant.cluster.freshness import Observed, freshness_of_table
+from cremant.cluster.freshness import Observed, badness, freshness_of_table
 from cremant.cluster.moves import Moves
 from cremant.cluster.routing import Routes
 from cremant.model.cluster import TailReport
@@ -87,7 +87,7 @@ class Watch:
 def explained(found: TableFreshness, needed: Collection[int]) -> pa.Table:
     """Rows of EXPLAIN FRESHNESS (columns: sql/explain.py): one for the whole, then per partition that the query needs
     one for each stage its lag is spent in; what holds back most comes first. LagMs null: not known."""
-    partitions = sorted((one for one in found.partitions if one.partition in needed), key=_badness, reverse=True)
+    partitions = sorted((one for one in found.partitions if one.partition in needed), key=badness, reverse=True)
     rows: list[tuple[int, str | None, str, int | None, str, str | None]] = []
     if partitions:
         worst = partitions[0]
@@ -98,10 +98,6 @@ def explained(found: TableFreshness, needed: Collection[int]) -> pa.Table:
     kinds = (pa.int32(), pa.string(), pa.string(), pa.int64(), pa.string(), pa.string())
     columns = zip(*rows, strict=True) if rows else ((),) * len(names)
     return pa.table({n: pa.array(list(c), kind) for n, c, kind in zip(names, columns, kinds, strict=True)})
-
-
-def _badness(one: PartitionFreshness) -> tuple[bool, int]:
-    return one.freshness_lag_ms is None, one.freshness_lag_ms or 0
 
 
 def _whole(worst: PartitionFreshness) -> str:

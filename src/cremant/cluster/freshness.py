@@ -59,7 +59,7 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
     lag_ms = None if not lags or None in lags else max(lag for lag in lags if lag is not None)
     ages = [one.last_event_age_ms for one in partitions if one.last_event_age_ms is not None]
     rows = [one.lag_rows for one in partitions]
-    worst = max(partitions, key=_badness, default=None)
+    worst = max(partitions, key=badness, default=None)
     sla_state, alert = promise(
         lag_ms, min(ages, default=None), seen.now_ms, sla.max_lag_ms, sla.max_event_age_ms, _why(worst)
     )
@@ -90,7 +90,8 @@ def freshness_of_table(seen: Observed) -> TableFreshness:
 _STATES = ("idle", "caughtUp", "paused", "behind", "unknown", "stuck")
 
 
-def _badness(one: PartitionFreshness) -> tuple[bool, int]:
+def badness(one: PartitionFreshness) -> tuple[bool, int]:
+    """Greater: it holds its table back more."""
     return one.freshness_lag_ms is None, one.freshness_lag_ms or 0
 
 
