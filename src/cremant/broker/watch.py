@@ -40,8 +40,19 @@ class Watch:
         self._marks, self._peers, self._broker_id = marks, peers, broker_id
         self._controller_url = controller_url.rstrip("/") if controller_url is not None else None
         self._moves = Moves()
+        #: Incarnation -> what is being found out now.
+        self._looks: dict[str, asyncio.Future[TableFreshness]] = {}
 
     async def look(self, routes: Routes) -> TableFreshness:
+        """Whoever asks while it is being found out for somebody else gets the same: dashboards that ask all the time
+        cost servers one request at a time."""
+        key = routes.table.record.incarnation
+        if (found := self._looks.get(key)) is None:
+            found = self._looks[key] = asyncio.ensure_future(self._look(routes))
+            found.add_done_callback(lambda _: self._looks.pop(key))
+        return await asyncio.shield(found)
+
+    async def _look(self, routes: Routes) -> TableFreshness:
         table = routes.table
         incarnation = table.record.incarnation
         said, upstream = await asyncio.gather(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +149,16 @@ def test_a_server_that_does_not_answer_is_named_while_another_serves(gold: Watch
         "unknown",
     )
     assert found["freshnessLagMs"] is not None
+
+
+def test_who_asks_at_the_same_time_gets_the_same(gold: Watched) -> None:
+    hanging, answering = gold.kit.servers.values()
+    hanging.mute = True  # so that it takes a while
+    before = len(answering.marks_asked)
+    with ThreadPoolExecutor(12) as pool:
+        found = [one.result() for one in [pool.submit(gold.freshness) for _ in range(12)]]
+    assert len(answering.marks_asked) - before == len({one["timeMs"] for one in found}) < len(found)
+    assert all(len(one["serversNotResponding"]) == 1 for one in found)
 
 
 def test_without_servers_nothing_is_known_and_it_says_so(gold: Watched) -> None:
