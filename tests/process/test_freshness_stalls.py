@@ -243,7 +243,8 @@ def one_server_hangs(world: World) -> None:
     """The other one is as fresh as ever, and queries go there."""
     pid = world.cluster.pids()["server-1"]
     with hanging([pid]):
-        world.stall("a server hangs", _one_is_silent(world), world.is_fresh)
+        world.stall("a server hangs", _one_is_silent(world))
+        world.until("as fresh as ever", world.is_fresh)
     world.healed("the server goes on")
 
 
@@ -251,7 +252,8 @@ def one_server_is_dead(world: World) -> None:
     """Nobody restarts it: the supervisor is stopped."""
     with hanging([world.cluster.ready["pid"]]):
         world.cluster.kill("server-1")
-        world.stall("a server is dead", _one_is_silent(world), world.is_fresh)
+        world.stall("a server is dead", _one_is_silent(world))
+        world.until("as fresh as ever", world.is_fresh)
     world.until("restarted", lambda: not world.told("broker")["serversNotResponding"])
     world.healed("the server is restarted")
 

@@ -14,6 +14,8 @@ import time
 from bisect import bisect_left
 from typing import Any, NamedTuple
 
+from ledger import ledger_table
+
 from cremant.log.api import Log, Message
 
 TOPIC = "moments"
@@ -42,33 +44,11 @@ def schema(table: str) -> dict[str, Any]:
 
 
 def table_config(table: str, *, flush_rows: int, replication: int = 2, kafka: str = "") -> dict[str, Any]:
-    """Of a table on the embedded log, or on the Kafka at `kafka`."""
-    kind = "kafka" if kafka else "embedded"
-    stream = {
-        "streamType": kind,
-        f"stream.{kind}.topic.name": TOPIC,
-        f"stream.{kind}.consumer.prop.auto.offset.reset": "smallest",
-        "realtime.segment.flush.threshold.rows": str(flush_rows),
-    }
-    if kafka:
-        stream |= {
-            "stream.kafka.broker.list": kafka,
-            "stream.kafka.consumer.factory.class.name": "org.apache.pinot.plugin.stream.kafka30.KafkaConsumerFactory",
-            "stream.kafka.decoder.class.name": "org.apache.pinot.plugin.inputformat.json.JSONMessageDecoder",
-        }
     upsert = {
         "upsertConfig": {"mode": "FULL", "comparisonColumns": ["seq"]},
         "routing": {"instanceSelectorType": "strictReplicaGroup"},
     }
-    return {
-        "tableName": table,
-        "tableType": "REALTIME",
-        "segmentsConfig": {"timeColumnName": "ts", "schemaName": table, "replication": str(replication)},
-        "tenants": {},
-        "tableIndexConfig": {"streamConfigs": stream},
-        "metadata": {},
-        **(upsert if table == UPSERT else {}),
-    }
+    return ledger_table(table, TOPIC, flush_rows, replication, kafka, **(upsert if table == UPSERT else {}))
 
 
 class Written(NamedTuple):

@@ -44,11 +44,15 @@ SCHEMA: dict[str, Any] = {
 
 
 def table_config(*, flush_rows: int, replication: int = 2, kafka: str = "") -> dict[str, Any]:
-    """Of a table on the embedded log, or on the Kafka at `kafka`."""
+    return ledger_table("ledger", TOPIC, flush_rows, replication, kafka)
+
+
+def ledger_table(table: str, topic: str, flush_rows: int, replication: int, kafka: str, **more: Any) -> dict[str, Any]:
+    """Config of a table on the embedded log, or on the Kafka at `kafka`."""
     kind = "kafka" if kafka else "embedded"
     stream = {
         "streamType": kind,
-        f"stream.{kind}.topic.name": TOPIC,
+        f"stream.{kind}.topic.name": topic,
         f"stream.{kind}.consumer.prop.auto.offset.reset": "smallest",
         "realtime.segment.flush.threshold.rows": str(flush_rows),
     }
@@ -59,12 +63,13 @@ def table_config(*, flush_rows: int, replication: int = 2, kafka: str = "") -> d
             "stream.kafka.decoder.class.name": "org.apache.pinot.plugin.inputformat.json.JSONMessageDecoder",
         }
     return {
-        "tableName": "ledger",
+        "tableName": table,
         "tableType": "REALTIME",
-        "segmentsConfig": {"timeColumnName": "ts", "schemaName": "ledger", "replication": str(replication)},
+        "segmentsConfig": {"timeColumnName": "ts", "schemaName": table, "replication": str(replication)},
         "tenants": {},
         "tableIndexConfig": {"streamConfigs": stream},
         "metadata": {},
+        **more,
     }
 
 

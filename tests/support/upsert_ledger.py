@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from ledger import Sink
+from ledger import Sink, ledger_table
 
 from cremant.log.api import Message
 
@@ -50,30 +50,10 @@ SCHEMA: dict[str, Any] = {
 
 
 def table_config(*, flush_rows: int, replication: int = 2, kafka: str = "", table: str = TABLE) -> dict[str, Any]:
-    """Of a table on the embedded log, or on the Kafka at `kafka`."""
-    kind = "kafka" if kafka else "embedded"
-    stream = {
-        "streamType": kind,
-        f"stream.{kind}.topic.name": table,
-        f"stream.{kind}.consumer.prop.auto.offset.reset": "smallest",
-        "realtime.segment.flush.threshold.rows": str(flush_rows),
-    }
-    if kafka:
-        stream |= {
-            "stream.kafka.broker.list": kafka,
-            "stream.kafka.consumer.factory.class.name": "org.apache.pinot.plugin.stream.kafka30.KafkaConsumerFactory",
-            "stream.kafka.decoder.class.name": "org.apache.pinot.plugin.inputformat.json.JSONMessageDecoder",
-        }
-    return {
-        "tableName": table,
-        "tableType": "REALTIME",
-        "segmentsConfig": {"timeColumnName": "ts", "schemaName": table, "replication": str(replication)},
-        "tenants": {},
-        "tableIndexConfig": {"streamConfigs": stream},
-        "routing": {"instanceSelectorType": "strictReplicaGroup"},
-        "upsertConfig": {"mode": "FULL", "comparisonColumns": ["seq"], "deleteRecordColumn": "deleted"},
-        "metadata": {},
-    }
+    return ledger_table(
+        table, table, flush_rows, replication, kafka, routing={"instanceSelectorType": "strictReplicaGroup"},
+        upsertConfig={"mode": "FULL", "comparisonColumns": ["seq"], "deleteRecordColumn": "deleted"},
+    )  # fmt: skip
 
 
 class Rows(NamedTuple):
