@@ -23,8 +23,8 @@ def reason(record: TableRecord, upstream: Upstream | None, stage: str, tail: Tai
             if tail.error is not None:
                 return tail.error
             if tail.state == CATCHING_UP:
-                done, total = tail.log_offset - tail.log_first, (tail.log_end or 0) - tail.log_first
-                return f"it catches up: {done:,} of {max(done, total):,} records of its log"
+                done, total = tail.log_records
+                return f"it catches up: {done:,} of {total:,} records of its log"
             if tail.watermark.freshness_ms is None:
                 return "it has no row yet whose time is known"
             if tail.state in BLOCKED or tail.state in ("waiting", "stopped"):

@@ -142,8 +142,8 @@ def _catch_up(tail: TailReport | None) -> dict[str, int] | None:
     """Of a replica that is not asked yet: records of its log that it has read since it started, of how many."""
     if tail is None or tail.state != CATCHING_UP:
         return None
-    done = tail.log_offset - tail.log_first
-    return {"logRecordsDone": done, "logRecordsOf": max(done, (tail.log_end or 0) - tail.log_first)}
+    done, total = tail.log_records
+    return {"logRecordsDone": done, "logRecordsOf": total}
 
 
 def stream_ends(

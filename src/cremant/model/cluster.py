@@ -222,6 +222,12 @@ class TailReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     #: Upsert tables only.
     versions: VersionsReport | None = None
 
+    @property
+    def log_records(self) -> tuple[int, int]:
+        """Of the log, since the start of its server: how many records it has read, of how many."""
+        done = self.log_offset - self.log_first
+        return done, max(done, (self.log_end or 0) - self.log_first)
+
 
 class StreamProgress(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """How far a pipeline is with one partition of its stream. Offsets of the stream, times of the pipeline's clock.

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from broker_kit import PARTITIONS, Kit, as_upsert, broker_kit
+from counted import message, rows
 
 from cremant.broker import marks as marks_module
 from cremant.broker.demand import Demand, OnStale, demand_of, settled, shortfall
@@ -72,18 +73,6 @@ def ask(kit: Kit, options: str, sql: str = COUNT) -> dict[str, Any]:
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
-
-
-def rows(answer: dict[str, Any]) -> int:
-    assert not answer["exceptions"], answer["exceptions"]
-    found: int = answer["resultTable"]["rows"][0][0]
-    return found
-
-
-def message(answer: dict[str, Any]) -> str:
-    assert [one["errorCode"] for one in answer["exceptions"]] == [305], answer["exceptions"]
-    text: str = answer["exceptions"][0]["message"]
-    return text
 
 
 def later(call: Callable[[], object], after_s: float = 0.3) -> threading.Timer:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from counted import message, rows
 from server_kit import Cluster, Kit, Process
 
 COUNT = "select count(*) from trips"
@@ -63,18 +64,6 @@ def ask(broker: Process, *options: str) -> dict[str, Any]:
     sql = "; ".join((*options, COUNT))
     answer: dict[str, Any] = httpx.post(broker.url + "/query/sql", json={"sql": sql}, timeout=90).json()
     return answer
-
-
-def rows(answer: dict[str, Any]) -> int:
-    assert not answer["exceptions"], answer["exceptions"]
-    found: int = answer["resultTable"]["rows"][0][0]
-    return found
-
-
-def message(answer: dict[str, Any]) -> str:
-    assert [one["errorCode"] for one in answer["exceptions"]] == [305], answer["exceptions"]
-    text: str = answer["exceptions"][0]["message"]
-    return text
 
 
 def judged(broker: Process, cluster: Cluster, writer: Writer) -> None:
